@@ -1,4 +1,4 @@
-"""The analytics stage of a stream: it tracks objects, and counts objects in zones and over lines."""
+"""The analytics stage of a stream: it tracks objects, and counts objects in zones and objects that cross lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class AnalyzeStage:
-    """Tracks objects, and counts objects in zones and over lines.
+    """Tracks objects, counts objects in zones, and counts objects that cross lines.
 
     If the settings have no tracking, zones or lines, the stage returns results unchanged.
 
@@ -31,8 +31,8 @@ class AnalyzeStage:
 
     Args:
         settings: analytics settings of the stream.
-        still_before: returns how long there was no motion before a frame, in seconds. Tracks do not expire during
-            this time.
+        still_before: returns the duration of the period without motion before a frame, by frame index, in seconds. Lost
+            tracks do not expire during this period.
         track: whether to track objects even if the settings do not require it, because rules need tracks.
     """
 
@@ -106,12 +106,16 @@ class AnalyzeStage:
         return {"tracks": len(self._track.tracker) if self._track else 0, "minutes": len(self._log)}
 
     def minutes(self, since: float = 0.0) -> list[Minute]:
-        """Return the object counts of each minute that ends after `since`, in seconds on the clock of `captured_at`."""
+        """Return the object counts of each minute that ends after the capture time `since`, in seconds."""
         with self._lock:
             return self._log.since(since, self._totals())
 
     def take_minutes(self, last: bool) -> list[Minute]:
-        """Return the object counts of the minutes that ended since the last call; `last` adds the current minute."""
+        """Return the object counts of the minutes that ended since the last call.
+
+        Args:
+            last: whether to add the current, incomplete minute.
+        """
         with self._lock:
             return self._log.take(self._totals() if last else None)
 
@@ -120,7 +124,7 @@ class AnalyzeStage:
         return Totals(dict(self._objects), zones, {name: line.counts() for name, line in self._lines.items()})
 
     def _count(self, result: Result, seconds: float, track: TrackStage) -> tuple[Result, Mapping[int, tuple[str, ...]]]:
-        """Return the result with zone and line counts, and the names of the zones that contain each track."""
+        """Return the result with zone and line counts added, and the zones that contain each track, by track ID."""
         found: list[Box | Spot] = [*result.detections.boxes, *result.points.points]
         sightings = [
             Sighting(one.track_id, one.label, one.score, _box_of(one)) for one in found if one.track_id is not None
@@ -180,7 +184,7 @@ def _without(result: Result, masks: list[ZoneSettings]) -> Result:
 
 
 def _in_zones(box: Box, zones: tuple[str, ...]) -> Box:
-    """Return a copy of the box with new zones. This is faster than `dataclasses.replace`."""
+    """Return a copy of a box with other zone names. This is faster than `dataclasses.replace`."""
     place = box.x1, box.y1, box.x2, box.y2
     return Box(box.label, box.score, *place, box.track_id, box.speed, zones, box.predicted)
 

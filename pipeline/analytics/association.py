@@ -11,7 +11,7 @@ Ints = NDArray[np.int64]
 
 
 def corners_of(boxes: Floats) -> Floats:
-    """Convert (4, n) boxes from centre x, centre y, width and height to x1, y1, x2 and y2."""
+    """Convert boxes of shape (4, n) from centre x, centre y, width and height to corners x1, y1, x2 and y2."""
     corners = np.empty_like(boxes)
     half = boxes[2:] / 2
     np.subtract(boxes[:2], half, out=corners[:2])
@@ -20,7 +20,7 @@ def corners_of(boxes: Floats) -> Floats:
 
 
 def iou(first: Floats, second: Floats) -> Floats:
-    """Return the pairwise intersection over union of two sets of boxes, (n, m), from 0 to 1.
+    """Return the pairwise intersection over union (IoU) of two sets of boxes, from 0 to 1, in the shape (n, m).
 
     Args:
         first: (n, 4) boxes as x1, y1, x2, y2.
@@ -41,7 +41,7 @@ def iou(first: Floats, second: Floats) -> Floats:
 
 
 def assign(likeness: Floats, least: float) -> tuple[Ints, Ints]:
-    """Assign rows to columns. Each row and column is in at most one pair.
+    """Pair rows with columns of a similarity matrix. Each row and each column is in at most one pair.
 
     The assignment maximizes the sum of (similarity − `least`) over all pairs.
 

@@ -24,7 +24,7 @@ class Totals:
 
     Attributes:
         objects: number of tracks that received a track ID, by label.
-        zones: number of objects that `entered`, that `left`, and that are `inside` now, by zone and label.
+        zones: number of objects that `entered` and that `left`, and that are now `inside`, by zone and label.
         lines: number of crossings `forward` and `backward`, by line and label.
     """
 
@@ -33,9 +33,11 @@ class Totals:
     lines: Mapping[str, ByLabel] = field(default_factory=dict)
 
     def since(self, earlier: Totals) -> Totals:
-        """Return the difference between these counts and earlier counts. `inside` is the current value.
+        """Return the difference between these counts and earlier counts.
 
-        For new zones and lines, the earlier counts are 0.
+        `inside` is the current value, not a difference.
+
+        Zones and lines that are missing in the earlier counts have an earlier count of 0.
         """
         objects = {label: count - earlier.objects.get(label, 0) for label, count in self.objects.items()}
         return Totals(
@@ -60,7 +62,7 @@ class Minute:
 
 
 def add_label(counter: Counter[str], label: str) -> None:
-    """Count one object. If `MOST_LABELS` labels already exist, an object with a new label is ignored."""
+    """Count one object by its label. If the counter has `MOST_LABELS` labels, an object with a new label is ignored."""
     if label in counter or len(counter) < MOST_LABELS:
         counter[label] += 1
 
@@ -81,7 +83,8 @@ class CountLog:
     def due(self, captured_at: float) -> bool:
         """Return whether a frame with this capture time starts a new minute.
 
-        A frame of an earlier minute does not. Capture times can jump back when the camera's clock becomes known.
+        A frame of the previous minute starts no new minute, because capture times can jump back when the camera's clock
+        becomes known.
 
         Args:
             captured_at: capture time of the frame, in seconds.
@@ -89,7 +92,7 @@ class CountLog:
         return self._now is None or not self._now - 1 <= int(captured_at // MINUTE_S) <= self._now
 
     def turn(self, captured_at: float, totals: Totals) -> None:
-        """Start a new minute with this frame. Call this before the objects of the frame are counted.
+        """Start a new minute with a frame. Call this before the objects of the frame are counted.
 
         Args:
             captured_at: capture time of the frame, in seconds.
@@ -102,7 +105,7 @@ class CountLog:
     def take(self, last: Totals | None = None) -> list[Minute]:
         """Return the minutes that ended since the last call, in the order in which they ended.
 
-        Start times are not always increasing, because the camera's clock can be set back.
+        The start times of the minutes can decrease, because the camera's clock can be set back.
 
         Args:
             last: the total counts at the end of the stream, to complete the current minute. None before the end.
@@ -115,10 +118,10 @@ class CountLog:
         return taken
 
     def since(self, start: float, totals: Totals) -> list[Minute]:
-        """Return the minutes that end after `start`, including the current minute.
+        """Return the minutes that end after the time `start`, including the current minute.
 
         Args:
-            start: the time, in seconds.
+            start: capture time, in seconds.
             totals: the current total counts.
         """
         minutes = list(self._minutes)

@@ -13,10 +13,9 @@ Rect = tuple[float, float, float, float]
 def contains(polygon: Sequence[Point], at: Point) -> bool:
     """Return whether a point is in a polygon, by the even-odd rule.
 
-    The corners can be in clockwise or anticlockwise order.
-
-    A point on a left or upper side is inside. A point on a right or lower side is outside. Therefore no point is in two
-    adjacent polygons.
+    The corners can be in clockwise or anticlockwise order. A point on a left or upper side is inside, and a point on a
+    right or lower side is outside. A point on the common side of two adjacent polygons is therefore in only one of
+    them.
     """
     x, y = at
     inside = False
@@ -29,7 +28,7 @@ def contains(polygon: Sequence[Point], at: Point) -> bool:
 
 
 def area(polygon: Sequence[Point]) -> float:
-    """Return the area of a simple polygon, which is a polygon with sides that do not intersect."""
+    """Return the area of a simple polygon (its sides do not intersect)."""
     pairs = zip(polygon, [*polygon[1:], polygon[0]], strict=True)
     return abs(sum(x1 * y2 - x2 * y1 for (x1, y1), (x2, y2) in pairs)) / 2
 
@@ -47,15 +46,14 @@ def shared_area(a: Rect, b: Rect) -> float:
 def distance(start: Point, end: Point, at: Point) -> float:
     """Return the signed distance of a point from the straight line through `start` and `end`.
 
-    The distance is positive on the right of the direction from `start` to `end`, as seen in an image whose y axis
-    points down.
+    In an image whose y axis points down, the distance is positive on the right side when looking from `start` to `end`.
     """
     dx, dy = end[0] - start[0], end[1] - start[1]
     return (dx * (at[1] - start[1]) - dy * (at[0] - start[0])) / math.hypot(dx, dy)
 
 
 def cross(a: Point, b: Point, c: Point, d: Point) -> bool:
-    """Return whether the segment from `a` to `b` crosses the segment from `c` to `d`.
+    """Return whether the segment from `a` to `b` intersects the segment from `c` to `d`.
 
     The caller must ensure that `a` and `b` lie on different sides of the line through `c` and `d`.
     """

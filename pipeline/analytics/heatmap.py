@@ -1,4 +1,4 @@
-"""Heatmaps of object positions: `Heat` for the live image, and a stage that writes an image at the end of a stream."""
+"""Heatmaps of object positions: `Heat` for live display, and a stage that writes an image at the end of a stream."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _MOST_S = 1.0  # longest time that one frame accounts for, even after dropped fr
 
 
 class Heat:
-    """Accumulates the seconds that objects spent at each position since the start of the stream.
+    """Accumulates how long objects were at each position since the start of the stream, in seconds.
 
-    One thread adds frames. Other threads can read at the same time, but can miss the newest frame.
+    One thread adds frames. Other threads can read concurrently; the newest frame may be missing in what they read.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Heat:
         self._last_s: float | None = None
 
     def add(self, frame: Frame, result: Result) -> None:
-        """Add the object positions of the next frame to the heatmap. Predicted boxes are ignored."""
+        """Add the object positions of the next frame to the heatmap. Predicted boxes of lost tracks are ignored."""
         rows, columns = _ROWS, max(1, round(_ROWS * frame.width / frame.height))
         if self._seconds.shape != (rows, columns):
             self._seconds, self._last_s = np.zeros((rows, columns), np.float32), None
@@ -77,9 +77,9 @@ class Heat:
 
 
 class HeatmapStage:
-    """Writes a heatmap image at the end of a stream. Colours show how long objects were at each position.
+    """Writes a heatmap image at the end of a stream. Colors show how long objects were at each position.
 
-    The background is the last frame in greyscale.
+    The background is the last frame in grayscale.
 
     Args:
         path: .png or .jpg file to write. `{stream}` in the path is replaced by the name of the stream.

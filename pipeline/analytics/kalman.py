@@ -1,10 +1,10 @@
-"""The Kalman filter of a tracker. It estimates position, size and velocity of many boxes at once.
+"""The Kalman filter of a tracker. It estimates the positions, sizes and velocities of all tracked boxes together.
 
-The motion model is the model of BoT-SORT, extended to variable frame intervals. The state of a box is its centre,
-width and height, and the velocity of each. The noise is proportional to the size of the box.
+The motion model is the model of BoT-SORT, extended to variable frame intervals. The state of a box consists of its
+centre, width and height, and the velocity of each value. The noise is proportional to the size of the box.
 
-The four coordinates are uncorrelated. The 8 × 8 covariance of a box therefore splits into four symmetric
-2 × 2 matrices with three different numbers each, and no matrix is inverted.
+The four values are uncorrelated. The 8 × 8 covariance of a box therefore splits into four symmetric 2 × 2 matrices
+with three different numbers each, and no matrix is inverted.
 
 A state is a float64 array (5, 4, n) for n boxes. The first axis is value, velocity, variance of the value, covariance
 of value and velocity, and variance of the velocity. The second axis is centre x, centre y, width and height. For few
@@ -48,14 +48,14 @@ def start(boxes: Floats) -> Floats:
 
 
 def predict(state: Floats, seconds: float) -> Floats:
-    """Predict the Kalman states `seconds` later.
+    """Predict the Kalman states for a time that is `seconds` later.
 
-    The noise is white in acceleration and position. One prediction over a gap therefore equals frame-by-frame
-    predictions over the same time.
+    The process noise is white noise in acceleration and position. A single prediction over a gap therefore gives the
+    same result as a prediction for each frame of the gap.
 
     Args:
         state: (5, 4, n) states.
-        seconds: the time in seconds, at least 0.
+        seconds: time to predict, in seconds, at least 0.
     """
     steps = seconds / STEP_S
     noise = _VELOCITY**2 * steps
@@ -71,11 +71,11 @@ def predict(state: Floats, seconds: float) -> Floats:
 
 
 def correct(state: Floats, boxes: Floats) -> Floats:
-    """Correct predicted Kalman states with measured boxes. Return the new states.
+    """Update predicted Kalman states with measured boxes. Return the new states.
 
     Args:
-        state: (5, 4, n) states, predicted for the time of the boxes.
-        boxes: (4, n) centre x, centre y, width and height, in the order of the states.
+        state: (5, 4, n) states, predicted for the time of the measured boxes.
+        boxes: (4, n) centre x, centre y, width and height. Column i is the measurement for state i.
     """
     values, velocity_var = state[:4].reshape(2, 2, 2, 2, -1), state[4].reshape(2, 2, -1)
     (value, _), variances = values

@@ -1,10 +1,10 @@
 """Detects motion in the frames of a stream. A gate drops frames without motion before the engine.
 
-`MotionMap` scales a frame to 100 or 180 rows, and compares its brightness with the average of the last second.
+`MotionMap` scales the brightness of a frame to 100 or 180 rows, and compares it with the average of the last second.
 
-`MotionGate` admits a frame if the changed area exceeds `motion_area`, and also all frames of the following second.
-Without motion, it admits one frame per heartbeat interval. It reports periods without motion to the tracking stage, so
-that tracks do not expire.
+`MotionGate` admits a frame if the changed area is at least `motion_area`, and also all frames of the following second.
+While there is no motion, it admits one frame per heartbeat interval. It reports periods without motion to the tracking
+stage, so that lost tracks do not expire in these periods.
 """
 
 from __future__ import annotations
@@ -58,11 +58,15 @@ class Motion:
 
 
 class MotionMap:
-    """Detects motion in the frames of a stream. Several callers can share one result per frame. Not thread-safe.
+    """Detects motion in the frames of a stream.
+
+    The result for a frame is computed once, even if several callers request it.
+
+    Not thread-safe.
 
     Args:
         rows: number of rows of the map. The number of columns follows from the aspect ratio of the frame.
-        read: reads the brightness of a frame in GPU memory; None: read every frame on the CPU.
+        read: reads the brightness of a frame in GPU memory; None converts every frame on the CPU.
     """
 
     def __init__(self, rows: int = _ROWS, read: LumaReader | None = None) -> None:
@@ -100,7 +104,10 @@ class MotionMap:
         return Motion(changed, float(changed.mean()))
 
     def _luma(self, frame: Frame) -> Luma:
-        """Return the blurred brightness of a frame as (rows, n) float32 from 0 to 255, and store its contrast."""
+        """Return the blurred brightness of a frame as (rows, n) float32 from 0 to 255.
+
+        Store its contrast for the threshold.
+        """
         width, height = frame.width, frame.height
         size = max(1, round(width * self._rows / height)), self._rows
         step = max(1, height // max(_LEAST_READ, 2 * self._rows))
@@ -121,7 +128,7 @@ class MotionMap:
 
 
 def _watched(shape: tuple[int, ...], masks: Sequence[Sequence[Point]]) -> NDArray[np.bool_]:
-    """Return a (rows, n) bool map that is True outside the masks."""
+    """Return a bool map of shape (rows, n) that is False inside the mask polygons."""
     masked = np.zeros(shape, np.uint8)
     for polygon in masks:
         corners = np.array(polygon) * (shape[1], shape[0])
@@ -134,8 +141,8 @@ class MotionGate:
     """A gate that admits frames with motion.
 
     Args:
-        settings: minimum motion area (`motion_area`), masks and heartbeat interval.
-        motion: detects the motion. The saccade stage can share it.
+        settings: minimum changed area (`motion_area`), masks and heartbeat interval.
+        motion: detects the motion. The saccade stage can use the same object.
     """
 
     def __init__(self, settings: AnalyticsSettings | None = None, motion: MotionMap | None = None) -> None:
@@ -151,7 +158,7 @@ class MotionGate:
         self._settings = settings
 
     def admit(self, frame: Frame) -> bool:
-        """Return whether a frame has motion, follows motion within a second, or ends a heartbeat interval."""
+        """Return whether to process a frame: it has motion, motion has just ended (1 s), or a heartbeat is due."""
         seconds = frame.pts * frame.time_base.numerator / frame.time_base.denominator
         if seconds < self._last:  # the clock restarted
             self._moved = self._admitted = -np.inf
@@ -175,10 +182,10 @@ class MotionGate:
         return self._motion.see(frame, self._settings.motion_mask).area >= self._settings.motion_area
 
     def still_before(self, index: int) -> float:
-        """Return how long there was no motion before an admitted frame, in seconds. Thread-safe.
+        """Return the duration of the period without motion before an admitted frame, in seconds. Thread-safe.
 
-        Call this method once for each frame. If a newer frame has replaced an admitted frame, the time without motion
-        before the replaced frame is included.
+        Call this method once for each frame. If a newer frame has replaced an admitted frame, the period before the
+        replaced frame is included.
 
         Args:
             index: index of the frame.
@@ -191,11 +198,11 @@ StillBefore = Callable[[int], float]
 
 
 class CameraGate(MotionGate):
-    """A gate that admits frames while the camera reports motion, and all frames while its reports are unknown.
+    """A gate that admits frames while the camera reports motion. While nothing is reported, it admits all frames.
 
     Args:
-        settings: heartbeat of the gate.
-        signals: returns what the camera reports, see `OnvifSource.signals`.
+        settings: heartbeat interval of the gate.
+        signals: returns the signals that the camera reports, or None if they are unknown.
     """
 
     def __init__(

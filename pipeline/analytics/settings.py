@@ -17,7 +17,7 @@ ImageName = Annotated[Text, Field(pattern=r"(?i)\.(png|jpe?g)$"), WrapValidator(
 
 
 def _points(value: object) -> object:
-    """Parse a text such as `.1,.2,.5,.2,.5,.9` into points. Any other value is returned unchanged."""
+    """Parse a string such as `.1,.2,.5,.2,.5,.9` (x1,y1,x2,y2,…) into points. Any other value is returned unchanged."""
     if isinstance(value, str):
         try:
             value = [float(number) for number in value.split(",")]
@@ -73,7 +73,10 @@ def _line(points: list[Point]) -> list[Point]:
 
 
 class SizeSettings(NullIsUnset):
-    """The expected size of objects, interpolated between a box near the camera and a box far from the camera."""
+    """The expected size of objects, given by one box near the camera and one box far from the camera.
+
+    The expected size at other positions is interpolated between the two boxes.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -91,7 +94,7 @@ class SizeSettings(NullIsUnset):
         return value
 
     def fits(self, box: tuple[float, float, float, float]) -> bool:
-        """Return whether a box has the expected size for the position of its lower edge.
+        """Return whether a box has the size that is expected at the position of its lower edge.
 
         A box at the border of the image can be smaller, because the image cuts it off.
         """
@@ -104,7 +107,7 @@ class SizeSettings(NullIsUnset):
 
 
 class RegionSettings(NullIsUnset):
-    """The settings that zones and lines have in common: which objects to count, and which point of a box counts."""
+    """The settings that zones and lines have in common, such as the labels to count and the anchor point of a box."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -131,7 +134,10 @@ class ZoneSettings(RegionSettings):
 
 
 class LineSettings(RegionSettings):
-    """The settings of a counting line between two points. Its direction is from the first to the second point."""
+    """The settings of a counting line between two points.
+
+    The direction of the line is from its first to its second point.
+    """
 
     points: Annotated[Points, AfterValidator(_line)] = Field(
         description="both ends as x1,y1,x2,y2 in fractions of the image"
@@ -145,7 +151,10 @@ class LineSettings(RegionSettings):
 
 
 def _regions(points_key: str) -> BeforeValidator:
-    """Return a validator that converts texts such as `name=.1,.2,…` and plain lists of points to mappings."""
+    """Return a validator for zones or lines in short form: strings such as `name=.1,.2,…`, or plain lists of points.
+
+    The validator converts them to mappings of settings, by name.
+    """
 
     def read(value: object) -> object:
         if isinstance(value, str):

@@ -1,8 +1,8 @@
-"""Stages and gates: the interfaces, and the tables of the stages and gates that a configuration can name.
+"""Stages and gates: their interfaces, and the tables of the stages and gates that a configuration can name.
 
     STAGES["count"] = CountStage      # `stages: [count]` in a configuration, `--stage count` on the command line
 
-Each stream has its own instances, so a stage can store state between frames.
+Each stream has its own stage and gate objects, so they can store state between frames.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Stage(Protocol):
         """Return the result of `frame` for the next stage or the sinks.
 
         The method runs in one thread, in stream order, for each frame that the engine has processed.
-        `frame.dropped_before` is the number of frames dropped since the previous frame. An exception fails only this
-        frame, like an error of the engine.
+        `frame.dropped_before` is the number of frames dropped since the previous frame. If the method raises an
+        exception, only this frame fails, as after an error of the engine.
         """
 
 
@@ -34,17 +34,17 @@ class ClosableStage(Stage, Protocol):
     def close(self) -> None:
         """Release the resources of the stage.
 
-        Called once, after the last `process` of the stream, or if the stream never starts.
+        Called once: after the last `process` of the stream, or when the stream is closed without having started.
         """
 
 
 @runtime_checkable
 class KeepingStage(Stage, Protocol):
-    """A stage that reports the size of its state, to monitor memory use."""
+    """A stage that reports how much state it stores, to monitor memory use."""
 
     @property
     def kept(self) -> dict[str, int]:
-        """Return the size of each part of the stage's state, by name, such as `tracks`. Thread-safe."""
+        """Return the number of stored items by kind, such as `tracks`. Thread-safe."""
 
 
 class Gate(Protocol):
@@ -53,8 +53,8 @@ class Gate(Protocol):
     def admit(self, frame: Frame) -> bool:
         """Return whether the engine should process `frame`.
 
-        The method runs in one thread, in stream order, for each frame that is about to be submitted. A frame that is
-        not admitted counts as dropped with the cause `gate`, and in `dropped_before` of the next admitted frame.
+        The method runs in one thread, in stream order, before a frame is submitted. A frame that is not admitted counts
+        as dropped with the cause `gate`, and in `dropped_before` of the next admitted frame.
         """
 
 
@@ -85,7 +85,7 @@ GATES: dict[str, Callable[[], Gate]] = {"motion": _motion, "camera": _camera}
 
 
 def check_names(names: list[str], table: dict[str, Callable[[], Stage]] | dict[str, Callable[[], Gate]]) -> list[str]:
-    """Check that every name is in the table of stages or gates. Return the names unchanged.
+    """Check that every name is a key of the table of stages or gates. Return the names unchanged.
 
     Raises:
         ValueError: if a name is unknown.

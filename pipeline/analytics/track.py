@@ -1,4 +1,4 @@
-"""The tracking stage, which adds track IDs, speeds and trails to the boxes and points of a stream.
+"""The tracking stage, which adds track IDs, speeds and trails (past paths) to the boxes and points of a stream.
 
 The tracking algorithm is in `tracker`.
 """
@@ -35,12 +35,12 @@ def time_of(frame: Frame) -> float:
 
 
 class TrackStage:
-    """Adds track IDs and speeds to the boxes and points of a stream, and trails to the results.
+    """Adds track IDs and speeds to the boxes and points of a stream, and trails (past paths) to the results.
 
     The track ID is None for a box that has no track yet, for example the first box of an object.
 
     Args:
-        start_score: lowest score of a box that can start a track. Boxes with lower scores only continue tracks.
+        start_score: lowest score of a box that can start a track. Boxes with lower scores can only continue tracks.
     """
 
     def __init__(self, start_score: float = 0.5) -> None:
@@ -56,7 +56,10 @@ class TrackStage:
         return self._tracker
 
     def predicted(self) -> tuple[Box, ...]:
-        """Return predicted boxes of recently lost tracks. Each box has the last score of its track."""
+        """Return predicted boxes for tracks that were lost recently.
+
+        The score of a box is the last score of its track.
+        """
         unseen = self._tracker.unseen()
         boxes = []
         for number, corners, for_s in zip(unseen.ids.tolist(), unseen.boxes, unseen.for_s, strict=True):
@@ -67,7 +70,7 @@ class TrackStage:
         return tuple(boxes)
 
     def trails_of(self, boxes: Iterable[Box]) -> tuple[Trail, ...]:
-        """Return the trail of each predicted box, which is the past path of the object."""
+        """Return the trail (the past path of the object) for each predicted box."""
         known = [(box, self._trails[box.track_id][1]) for box in boxes if box.track_id in self._trails]
         return tuple(Trail(box.track_id or 0, box.label, (*places, bottom_of(box))) for box, places in known)
 
@@ -94,7 +97,7 @@ class TrackStage:
         )
 
     def _arrays(self, found: list[Box | Spot], frame: Frame) -> tuple[Floats, Floats, Ints]:
-        """Return corners (n, 4), scores (n,) and classes (n,) of the detections."""
+        """Return the corners (n, 4), scores (n,) and class numbers (n,) of the detections."""
         side = _POINT_SIZE / 2 * min(frame.width, frame.height)
         x, y = side / frame.width, side / frame.height
         corners = [
@@ -114,7 +117,7 @@ class TrackStage:
         return known
 
     def _follow(self, tracked: list[Box | Spot], seconds: float) -> Iterator[Trail]:
-        """Add the position of each track to its trail, and yield the trail of each visible track."""
+        """Add the position of each track to its trail (its past path), and yield the trail of each visible track."""
         for one in tracked:
             if one.track_id is None:
                 continue
@@ -134,7 +137,7 @@ class TrackStage:
 
 
 def bottom_of(one: Box | Spot) -> Place:
-    """Return the point at which an object touches the ground: the middle of a box's lower edge, or the point itself."""
+    """Return the point at which an object touches the ground: the midpoint of a box's lower edge, or a spot's point."""
     return ((one.x1 + one.x2) / 2, one.y2) if isinstance(one, Box) else (one.x, one.y)
 
 

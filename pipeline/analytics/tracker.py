@@ -1,7 +1,7 @@
 """Assigns track IDs with the association of BoT-SORT, without camera motion compensation and appearance features.
 
-First, the tracker pairs high-score boxes with tracks, by overlap times score. Then, as in ByteTrack, it pairs
-low-score boxes with the remaining tracks that were visible on the previous frame. Last, it pairs the remaining
+First, the tracker pairs high-score boxes with tracks; the similarity is overlap times score. Then, as in ByteTrack, it
+pairs low-score boxes with unpaired tracks that were visible on the previous frame. Last, it pairs the remaining
 high-score boxes with tracks that have only one box so far. All tracks are stored in arrays and are updated together.
 """
 
@@ -32,7 +32,7 @@ class TrackerSettings:
         high: lowest score of boxes that are paired first. A box with a lower score can only continue a track.
         new: lowest score of a box that can start a track.
         low: lowest score of a box that is not ignored.
-        lost_s: time after which a lost track ends, in seconds.
+        lost_s: time without a detection after which a track ends, in seconds.
     """
 
     high: float = 0.6
@@ -54,9 +54,9 @@ class Unseen:
 
     Attributes:
         ids: (n,) int64 track IDs.
-        kinds: (n,) int64 classes.
+        kinds: (n,) int64 class numbers.
         boxes: (n, 4) float64 as x1, y1, x2, y2.
-        for_s: (n,) float64 seconds since the tracks were last seen.
+        for_s: (n,) float64 time since the last detection, in seconds.
     """
 
     ids: Ints
@@ -68,8 +68,8 @@ class Unseen:
 class Tracker:
     """Tracks the objects of one stream. A track has one class, and only boxes of this class continue the track.
 
-    A track gets a track ID with its second box, or with its first box on the first frame. IDs start at 1 and are never
-    reused. The order of the boxes does not matter.
+    A track gets its ID with its second box. On the first frame of the stream, it gets its ID with its first box. IDs
+    start at 1 and are never reused. The order of the boxes does not matter.
 
     Args:
         settings: thresholds of the tracker.
@@ -98,11 +98,13 @@ class Tracker:
         Args:
             boxes: (n, 4) as x1, y1, x2, y2. The unit must be the same on every frame.
             scores: (n,), from 0 to 1.
-            kinds: (n,) class of each box.
-            seconds: time of the frame. If it is earlier than the previous frame, the tracker assumes a gap of 1/30 s.
+            kinds: (n,) class number of each box.
+            seconds: time of the frame, in seconds. If it is before the previous frame, the tracker assumes a gap of
+                1/30 s.
 
         Returns:
-            (n,) track ID of each box, 0 for none; and (n, 2) velocity of each box, in units of the boxes per second.
+            (n,) track ID of each box, 0 for none; and (n, 2) velocity of each box in x and y, in units of the boxes per
+            second.
         """
         passed = 0.0 if self._last is None else seconds - self._last
         first, self._last = self._last is None, seconds
@@ -136,7 +138,11 @@ class Tracker:
         return ids, velocities
 
     def hold(self, seconds: float) -> None:
-        """Skip a period without motion, in seconds, so that tracks do not expire."""
+        """Skip a period without motion, so that lost tracks do not expire in this period.
+
+        Args:
+            seconds: duration of the period, in seconds.
+        """
         if self._last is not None:
             self._last += seconds
 
@@ -152,7 +158,14 @@ class Tracker:
         return self._ids[self._ids > 0]
 
     def _pair(self, likeness: Floats, scores: Floats, seen_before: float, track_of: Ints) -> None:
-        """Pair boxes with tracks, and write the index of each box's track into `track_of`."""
+        """Pair boxes with tracks, and write the index of each box's track into `track_of`.
+
+        Args:
+            likeness: similarity of each track (row) and box (column), from 0 to 1.
+            scores: score of each box.
+            seen_before: time of the previous frame, in seconds.
+            track_of: result, one track index per box; negative for an unpaired box.
+        """
         settings = self._settings
         fused = likeness * scores
         low = min(scores.tolist()) < settings.high
@@ -175,9 +188,9 @@ class Tracker:
             track_of[columns] = new[rows]
 
     def _take(self, measured: Floats, track_of: Ints) -> int:
-        """Correct tracks by their boxes. Assign an ID to a track with its second box, or delete the track without one.
+        """Update tracks with their boxes. A new track gets its ID with its second box, and is deleted if it gets none.
 
-        Return the number of corrected tracks.
+        Return the number of updated tracks.
         """
         columns = np.nonzero(track_of >= 0)[0]
         rows = track_of[columns]
@@ -231,12 +244,15 @@ class Tracker:
             self._keep(self._clock - self._seen_at <= self._settings.lost_s)
 
     def _stop_growth(self, before: float) -> None:
-        """Set the predicted change of box size to 0 for tracks that were last seen before the time `before`."""
+        """Set the predicted change of size to 0 for tracks that have not been detected since the time `before`."""
         if self._oldest(before) < before:
             self._state[1, 2:, self._seen_at < before] = 0
 
     def _oldest(self, before: float) -> float:
-        """Return the earliest last-seen time of all tracks. It is exact only if it is earlier than `before`."""
+        """Return the earliest time of last detection over all tracks.
+
+        The value is exact only if it is before `before`.
+        """
         if self._seen_since <= before:
             self._seen_since = min(self._seen_at.tolist(), default=self._clock)
         return self._seen_since

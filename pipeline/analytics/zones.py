@@ -1,6 +1,6 @@
 """Counts objects: entries, exits and dwell times of zones, and crossings of lines.
 
-All times are frame times in seconds, so dropped frames do not change the durations.
+All times are frame times in seconds, so that dropped frames do not change the durations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Sighting:
 
 
 class Anchors:
-    """The objects of one frame, filtered for each zone and line. Zones and lines with equal filters share the result.
+    """Selects the objects of one frame that each zone or line counts.
+
+    Zones and lines with equal filters share the result.
 
     Args:
         sightings: the tracked objects of the frame.
@@ -44,9 +46,9 @@ class Anchors:
         self._known: dict[tuple[object, ...], list[tuple[Sighting, Point]]] = {}
 
     def of(self, region: RegionSettings) -> list[tuple[Sighting, Point]]:
-        """Return the objects that a zone or line counts.
+        """Return the objects that a zone or line counts, each with its anchor point.
 
-        Each object comes with its anchor point, which determines whether the object is inside.
+        The anchor point determines whether the object is inside the zone, or on which side of the line it is.
         """
         sizes = None if region.sizes is None else region.sizes.model_dump_json()
         key = region.anchor, region.min_score, region.min_size, sizes, *region.classes
@@ -105,7 +107,7 @@ class ZoneCounter:
 
     An object has entered after `inertia` seconds inside. It has left after `inertia` seconds outside, or when its
     track ends. The entry time is the time of the first frame inside, and the exit time is the time of the last frame
-    inside. An object that is hidden inside the zone still counts as inside.
+    inside. An object that is hidden while inside the zone still counts as inside.
 
     Args:
         settings: settings of the zone.
@@ -176,9 +178,9 @@ class ZoneCounter:
 
 @dataclass(slots=True)
 class _Side:
-    """The side of a line on which a track was last seen, its position, and its counted crossings.
+    """The state of a track at a line: its last side and position, and the directions in which it was counted.
 
-    Positions within the margin of the line are ignored.
+    Positions closer to the line than `margin` are ignored.
     """
 
     right: bool
@@ -190,10 +192,10 @@ class _Side:
 class LineCounter:
     """Counts the objects that cross one line.
 
-    Forward means from left to right, as seen from the start of the line to its end.
+    Forward means from left to right for an observer at the start of the line who looks to its end.
 
-    A track counts once per direction. It has crossed the line when its path intersects the line, and the track is at
-    least `margin` away on the other side.
+    A track counts once per direction. It has crossed when its path intersects the line and its distance on the other
+    side is at least `margin`.
 
     Args:
         settings: settings of the line.
@@ -221,7 +223,7 @@ class LineCounter:
     def update(self, anchors: Anchors, alive: Collection[int]) -> dict[int, str]:
         """Update the counts of the line with the objects of one frame.
 
-        Return the direction of each track that has crossed.
+        Return the direction of each track that crossed the line on this frame, by track ID.
 
         Args:
             anchors: the detected objects.

@@ -1,6 +1,6 @@
 """Saccades: the model also processes small windows of a large frame at full resolution, to detect small objects.
 
-Processing one window is called a look. If no window contains a known small object, its position is predicted.
+The processing of one window is called a look. If no window contains a known small object, its position is predicted.
 
     memory   stores small objects: the expected position and the time of the last detection of each object
     sweep    schedules windows so that each part of the frame is processed regularly

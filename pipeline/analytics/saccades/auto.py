@@ -1,4 +1,4 @@
-"""Chooses the number of windows per frame of a live stream, from the engine's idle fraction and dropped frames."""
+"""Chooses the number of saccade windows per frame of a live stream, from the engine's idle time and dropped frames."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 10.0, 160.0  # before the next attempt to add a
 
 
 class AutoCount:
-    """Chooses the number of windows per frame: more while the engine is idle, fewer while it is busy or drops frames.
+    """Chooses the number of saccade windows per frame: more if the engine is idle, fewer if it is busy or drops frames.
 
     Args:
         max_fps: highest frame rate that the stream needs; None for no limit.
-        seed: seed of the random wait times. The random times prevent many streams of one engine from adding windows at
-            the same time.
+        seed: seed of the random wait times. With random wait times, the streams of one engine do not all add a window
+            at the same time.
 
     Attributes:
         count: current number of windows per frame.
@@ -55,7 +55,10 @@ class AutoCount:
         self._done += 1
 
     def _idle_share(self, idle: tuple[float, float] | None) -> float:
-        """Return the idle fraction of the engine since the last decision, from 0 to 1. Return 1 if unknown."""
+        """Return the fraction of time that the engine was idle since the last decision, from 0 to 1.
+
+        Return 1 if unknown.
+        """
         if idle is None or self._idle is None or idle[0] <= self._idle[0]:
             return 1.0
         return (idle[1] - self._idle[1]) / (idle[0] - self._idle[0])

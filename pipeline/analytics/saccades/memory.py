@@ -1,8 +1,8 @@
 """Stores the small objects of a stream: expected position, confidence, and times of detections and processed windows.
 
-The model detects a small object only in frames with a window on the object. Between two windows, the position of the
-object is predicted. A moving object is extrapolated by its velocity for a short time. A stationary object is
-predicted at its last position while there is no motion. Boxes are in pixels.
+The model detects a small object only in frames with a saccade window on the object. Between two windows, the position
+of the object is predicted. The position of a moving object is extrapolated from its velocity for a short time. A
+stationary object is predicted at its last position while there is no motion. Boxes are in pixels.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Known:
         found: the last detection.
         speed: velocity of the centre in x and y, in pixels per second.
         first_s, found_s: times of the first and the last detection, in seconds.
-        looked_s: time of the last processed window that contained the object.
-        moved_s: time of the last motion at the object's position.
-        started_s: time at which the last movement started.
+        looked_s: time of the last processed window that contained the object, in seconds.
+        moved_s: time of the last motion at the object's position, in seconds.
+        started_s: time at which the last movement started, in seconds.
         finds: number of detections.
-        misses: number of processed windows that contained the object, since the last detection.
+        misses: number of processed windows that contained the object without a detection, since the last detection.
     """
 
     found: Found
@@ -70,7 +70,7 @@ class Known:
     misses: int = 0
 
     def box_at(self, seconds: float) -> Rect:
-        """Return the expected box of the object at the time `seconds`."""
+        """Return the expected box of the object at the time `seconds`, in pixels."""
         x1, y1, x2, y2 = self.found.box
         if not self.moves(seconds):
             return self.found.box
@@ -85,7 +85,7 @@ class Known:
     def unseen(self, seconds: float) -> float:
         """Return how long the position of the object has been uncertain, in seconds.
 
-        The position is certain at a detection, and as long as there is no motion at the detected position.
+        The position is certain when the object is detected, and until there is motion at this position.
         """
         return seconds - max(self.found_s, self.started_s if self.moves(seconds) else self.found_s)
 
@@ -113,19 +113,26 @@ class Memory:
         self.known: list[Known] = []
 
     def note_motion(self, blobs: Sequence[Rect], seconds: float) -> None:
-        """Record rectangles with motion in a frame, in pixels."""
+        """Record the regions of a frame that show motion.
+
+        Args:
+            blobs: bounding boxes of the regions, in pixels.
+            seconds: time of the frame, in seconds.
+        """
         for one in self.known:
             if any(shared_area(one.found.box, blob) > 0 for blob in blobs):
                 one.note_motion(seconds)
 
     def note_look(self, window: Rect, seconds: float) -> None:
-        """Record that a window was submitted to the engine. Its result arrives later."""
+        """Record that a window was submitted to the engine. Its result is not available yet."""
         for one in self.known:
             if inside(one.box_at(seconds), _core(window)):
                 one.looked_s = seconds
 
     def update(self, found: Sequence[Found], looked: Sequence[Rect], seconds: float) -> list[Found]:
-        """Store the detections of a frame. Return the predicted small objects outside the windows of the frame.
+        """Store the detections of a frame.
+
+        Return predicted detections for small objects outside the windows of the frame.
 
         Args:
             found: the detected small objects.
@@ -154,7 +161,7 @@ class Memory:
         return [one for one in held if all(_apart(one, other) for other in found)]
 
     def _pair(self, found: Sequence[Found], expected: Sequence[Rect]) -> dict[int, int]:
-        """Match stored objects to detections. Return the index of the detection for each matched object."""
+        """Match stored objects to detections. Return the index of the detection, by index of the stored object."""
         if not found or not expected:
             return {}
         likeness = iou(_grown(expected), _grown([one.box for one in found]))
@@ -185,9 +192,9 @@ def inside(box: Rect, window: Rect) -> bool:
 
 
 def _core(window: Rect) -> Rect:
-    """Return a window without its margin.
+    """Return a window without its margin, because an object in the margin can be cut off.
 
-    An object in the margin can be cut off. The frame border has a margin too.
+    A window at the frame border has a margin there too.
     """
     x, y = EDGE * (window[2] - window[0]), EDGE * (window[3] - window[1])
     return window[0] + x, window[1] + y, window[2] - x, window[3] - y
@@ -208,7 +215,7 @@ def _take(one: Known, found: Found, seconds: float) -> None:
 
 
 def _apart(one: Found, other: Found) -> bool:
-    """Return whether two boxes belong to different objects: their labels differ, or they overlap little."""
+    """Return whether two boxes are different objects: their labels differ, or the boxes overlap little."""
     shared = shared_area(one.box, other.box)
     return one.label != other.label or shared < 0.4 * min(rect_area(one.box), rect_area(other.box))
 
@@ -218,7 +225,7 @@ def _centre(box: Rect) -> tuple[float, float]:
 
 
 def _grown(boxes: Sequence[Rect]) -> Floats:
-    """Return enlarged boxes (n, 4), because a small object can move by more than its width between two windows."""
+    """Return boxes (n, 4), enlarged to match a small object that moved by more than its size between two windows."""
     corners = np.array(boxes, np.float64)
     size = (corners[:, 2:] - corners[:, :2]) * _GROWTH
     corners[:, :2] -= size

@@ -1,11 +1,11 @@
-"""Chooses the windows of each frame, from motion, small objects, and areas without a recent window.
+"""Chooses the saccade windows of each frame, from motion, small objects, and areas without a recent window.
 
-Every request for a window has an urgency, which is at least 1 and grows with the time since the last window. The most
-urgent request gets the first window. Other requests inside this window share it. If windows in an area with motion
-detect nothing, the urgency of the area decreases.
+Every request for a window has an urgency, which grows with the time since the last window. A request with an urgency
+below 1 is not served. The most urgent request gets the first window. Other requests inside this window share it. If
+windows in an area with motion detect nothing, the urgency of the area decreases.
 
-If more than a third of the frame shows motion, no window is chosen: the camera is moving, rain is heavy, or the
-exposure has changed.
+If more than a third of the frame shows motion, no window is chosen, because the camera is moving, rain is heavy, or
+the exposure has changed.
 
 The caller detects the motion and runs the model.
 """
@@ -58,10 +58,10 @@ _CELL_ROWS = 36  # rows of the grid that records looks at motion
 
 @dataclass(slots=True, frozen=True)
 class Look:
-    """A window of a frame that the model processes.
+    """A window of a frame that the model processes at full resolution.
 
     Attributes:
-        x, y, width, height: position and size in pixels.
+        x, y, width, height: position of the upper left corner and size, in pixels.
         reason: reason of the most urgent request in the window.
     """
 
@@ -79,7 +79,10 @@ class Look:
 
 @dataclass(slots=True, frozen=True)
 class _Wish:
-    """A request for a window. `misses` is the number of consecutive windows that did not detect the object."""
+    """A request for a window on an object.
+
+    `misses` is the number of consecutive windows that did not detect the object.
+    """
 
     box: Rect
     reason: Reason
@@ -88,12 +91,12 @@ class _Wish:
 
 
 class Planner:
-    """Chooses the windows of one stream. Not thread-safe.
+    """Chooses the saccade windows of one stream. Not thread-safe.
 
     Args:
         width, height: size of the frames in pixels.
-        columns, rows: size of the model's input for a frame with this aspect ratio.
-        sweep_s: time in which each part of the frame is processed once, in seconds.
+        columns, rows: size of the model's input for a frame with this aspect ratio, in pixels.
+        sweep_s: time in which each part of the frame is processed at least once, in seconds.
         thrifty: whether to use fewer windows while all stored objects are stationary.
 
     Raises:
@@ -126,7 +129,7 @@ class Planner:
 
     @property
     def useful(self) -> bool:
-        """Whether windows show more detail than the whole frame: the frame is larger than the model's input."""
+        """Whether windows show more detail than the whole frame, because the frame is larger than the model's input."""
         return self._glance >= (_THRIFTY_GAIN if self._thrifty else _LEAST_GAIN)
 
     @property
@@ -172,7 +175,9 @@ class Planner:
         return looks
 
     def note(self, seconds: float, looks: Sequence[Look], found: Sequence[Found]) -> list[Found]:
-        """Store the detections of a frame. Return the predicted small objects outside the windows of the frame.
+        """Store the detections of a frame.
+
+        Return predicted detections for small objects outside the windows of the frame.
 
         Args:
             seconds: time of the frame, in seconds.
@@ -218,7 +223,7 @@ class Planner:
         return wishes
 
     def _wishes_of_objects(self, seconds: float) -> list[_Wish]:
-        """Return requests for windows on small objects that move, or that have a low score in the whole frame."""
+        """Return requests for windows on stored small objects, such as moving objects and objects with a low score."""
         wishes = []
         for one in self._memory.known:
             waited = seconds - max(one.found_s, one.looked_s)
@@ -240,10 +245,10 @@ class Planner:
         return wishes
 
     def _sweeps(self, left: int, most: int, wishes: Sequence[_Wish]) -> bool:
-        """Return whether the next window is a sweep window. If the sweep is due, it gets the last window of a frame.
+        """Return whether the sweep, which covers the whole frame in turn, gets the next window of a frame.
 
-        In the first pass, the sweep gets all windows of every third frame. If a frame has only one window, a new
-        object has priority.
+        If a sweep window is due, it is the last window of a frame. In the first pass over the frame, all windows of
+        every third frame are sweep windows. If a frame has only one window, a new object has priority.
         """
         if self._sweep is None or not self._sweep.due(taken=True):
             return False
@@ -260,10 +265,11 @@ class Planner:
     # ---- windows
 
     def _share(self, wishes: Sequence[_Wish], seconds: float) -> tuple[Look, list[_Wish]]:
-        """Return a window for the first request, and the requests that are outside the window.
+        """Return a window that contains the first request, and the requests that do not fit into this window.
 
-        The rest of the window covers the area that the sweep has not processed for the longest time. After a window
-        without a detection, the next window is shifted, so that the model sees the object in other surroundings.
+        The remaining area of the window covers the part of the frame that was processed longest ago. If the previous
+        window on the object had no detection, the window is shifted, so that the model sees the object in other
+        surroundings.
         """
         first = wishes[0]
         whole, scale, left = _enlarged(first.box, _MARGIN), self._scale(first.box), []
@@ -287,21 +293,24 @@ class Planner:
         return self._look(window, first.reason), left
 
     def _scale(self, box: Rect) -> float:
-        """Return the scale of the window for an object, in frame pixels per model pixel."""
+        """Return the scale of the window for an object: the number of frame pixels per pixel of the model's input."""
         width, height = box[2] - box[0], box[3] - box[1]
         best = min(_MOST_SCALE, max(1.0, height / _GOOD_ROWS))
         return max(best, 2 * width / self._columns, 2 * height / self._rows)
 
     def _size(self, scale: float) -> tuple[float, float]:
-        """Return the size of a window in frame pixels.
+        """Return the width and height of a window in frame pixels.
 
-        Only a few sizes are used, because the GPU needs compiled kernels for each size.
+        The scale is rounded up, so that only a few sizes occur. The GPU needs compiled kernels for each size.
         """
         scale = math.ceil(scale * _SIZES - 1e-6) / _SIZES
         return min(self._width, self._columns * scale), min(self._height, self._rows * scale)
 
     def _look(self, window: Rect, reason: Reason) -> Look:
-        """Shift a window into the frame. Its corner has even coordinates, because chroma is subsampled."""
+        """Return a window that is shifted to lie inside the frame.
+
+        Its position and size are even numbers, because chroma is subsampled.
+        """
         width, height = int(window[2] - window[0]) & ~1, int(window[3] - window[1]) & ~1
         x = int(min(max(0.0, window[0]), self._width - width)) & ~1
         y = int(min(max(0.0, window[1]), self._height - height)) & ~1
@@ -310,7 +319,11 @@ class Planner:
     # ---- motion
 
     def _blobs(self, changed: NDArray[np.bool_]) -> list[Rect]:
-        """Return the bounding boxes of small moving areas, in pixels, largest first."""
+        """Return the bounding boxes of small regions with motion, in pixels, largest first.
+
+        Args:
+            changed: (rows, columns) bool map of the motion.
+        """
         rows, columns = changed.shape
         joined = cv2.dilate(changed.view(np.uint8), _KERNEL)
         count, _, stats, _ = cv2.connectedComponentsWithStats(joined, connectivity=8, ltype=cv2.CV_16U)
@@ -346,11 +359,11 @@ class Planner:
             self._sweep.note_asked(window, seconds)
 
     def _swept(self, window: Rect) -> bool:
-        """Return whether a window has at least the magnification of the sweep's windows."""
+        """Return whether a window has at least the magnification of sweep windows, so that it counts as one of them."""
         return window[2] - window[0] <= _SWEPT_SCALE * self._columns
 
     def _note_fruit(self, look: Look, found: Sequence[Found], seconds: float) -> None:
-        """Record areas in which windows detect nothing. Older records count less."""
+        """Record whether a window on motion detected an object. Older records lose weight with time."""
         if seconds > self._forgot_s + 1 or seconds < self._forgot_s:
             self._fruitless *= 0.5 ** (min(max(0.0, seconds - self._forgot_s), 60.0) / _FORGET_S)
             self._forgot_s = seconds

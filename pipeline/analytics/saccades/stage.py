@@ -36,8 +36,8 @@ class SaccadeSettings:
     """The saccade settings of a stream.
 
     Attributes:
-        count: maximum number of windows per frame; None chooses it from the idle time of the engine.
-        sweep_s: time in which each part of the frame is processed once, in seconds.
+        count: maximum number of windows per frame; None adapts the number to the idle time of the engine.
+        sweep_s: time in which each part of the frame is processed at least once, in seconds.
         max_fps: highest frame rate that the stream needs; None for no limit.
         masks: polygons in which motion is ignored, in fractions of the frame size.
     """
@@ -67,13 +67,13 @@ class Looked:
 
 
 class SaccadeStage:
-    """Chooses windows of each frame, and predicts small objects outside them. If `count` is 0, the stage does nothing.
+    """Chooses saccade windows of each frame, and predicts small objects outside the windows. Inactive if `count` is 0.
 
     Args:
         settings: saccade settings of the stream.
-        input_size: returns the size of the model's input for a frame.
+        input_size: returns the size of the model's input for a frame, in pixels.
         live: whether the source is live. For a file, a `count` of None means one window.
-        motion: detects the motion with `FINE_ROWS` rows. A motion gate can share it.
+        motion: detects the motion with `FINE_ROWS` rows. A motion gate can use the same object.
         idle_s: returns the total idle time of the engine, in seconds; None if unknown.
     """
 
@@ -130,7 +130,7 @@ class SaccadeStage:
         return looks
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """Return the result with its windows, and with the predicted small objects outside the windows."""
+        """Return the result with the processed windows and the predicted small objects outside the windows added."""
         with self._lock:
             for older in [index for index in self._open if index < frame.index]:
                 del self._open[older]  # replaced by a newer frame in the engine

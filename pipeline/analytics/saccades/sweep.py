@@ -1,12 +1,12 @@
 """The sweep over a frame: processes each part of the frame in turn, and records where objects appear.
 
-A pass covers the whole frame with a grid of windows. Neighbouring windows overlap, so that each object is completely
-inside a window. Each pass uses another window size. The frame is divided into cells, and each cell stores the time of
-its last window. The next window is the window whose cells have waited longest. Cells near earlier detections have more
-weight.
+A pass covers the whole frame with a grid of windows. Neighbouring windows overlap, so that a small object is always
+completely inside one of them. Consecutive passes use different window sizes. The frame is divided into cells, and each
+cell stores the time of its last window. The next window is the window whose cells have waited longest. Cells near
+earlier detections have more weight.
 
-The windows are spread evenly over `period_s`. The first pass uses every free window. Later, a sweep
-window that displaces a more urgent window costs six times as much of the sweep's budget.
+The sweep windows are distributed evenly over `period_s`. The first pass can use every unused window of a frame. After
+the first pass, a sweep window that replaces a more urgent window costs six times as much of the sweep's budget.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ class Sweep:
         return len(self._lattices[0][0])
 
     def pass_time(self, seconds: float) -> None:
-        """Advance the clock to `seconds`, and add the sweep windows that have become due to the budget."""
+        """Set the current time to `seconds`.
+
+        Add the sweep windows that became due since the last call to the budget.
+        """
         if self._last is None or seconds < self._last:
             self._seen[:] = self._asked[:] = seconds - self._period_s
         else:
@@ -73,14 +76,18 @@ class Sweep:
         self._last = seconds
 
     def due(self, *, taken: bool = False) -> bool:
-        """Return whether a sweep window is due. If `taken`, it would displace another window, such as one on motion."""
+        """Return whether the budget allows a sweep window.
+
+        Args:
+            taken: whether the sweep window would replace another window, such as a window on motion.
+        """
         if self.first_pass:
             return self._credit >= 1.0 or not taken
         return self._credit >= (_TAKEN if taken else 1.0)
 
     @property
     def first_pass(self) -> bool:
-        """Whether the first pass continues, because a part of the frame has not been processed yet."""
+        """Whether the first pass over the frame is not finished: parts of the frame have never been processed."""
         return self._made < 2 * self.looks and float(self._never.mean()) > _REST
 
     def choose(self, seconds: float, *, taken: bool = False) -> Rect | None:
@@ -88,7 +95,7 @@ class Sweep:
 
         Args:
             seconds: time of the frame, in seconds.
-            taken: whether the sweep window displaces another window, such as one on motion.
+            taken: whether the sweep window replaces another window, such as a window on motion.
         """
         self._credit = max(0.0, self._credit - (_TAKEN if taken and not self.first_pass else 1.0))
         windows, cells = self._lattices[self._made // self.looks % len(self._lattices)]
@@ -104,13 +111,16 @@ class Sweep:
         return x1, y1, x2, y2
 
     def place(self, shown: Rect, size: tuple[float, float], seconds: float, corner: int = 0) -> Rect:
-        """Return a window that contains a rectangle. The rest of the window covers the area that has waited longest.
+        """Return a window that contains a rectangle.
+
+        The remaining area covers the cells that were processed longest ago.
 
         Args:
             shown: the rectangle, in pixels. It must fit into the window.
             size: width and height of the window, in pixels.
             seconds: time of the frame, in seconds.
-            corner: 0 for any position; 1, 2, 3, … place the rectangle in one of the four corners, in turn.
+            corner: 0 for any position of the rectangle in the window. With 1, 2, 3, …, the rectangle is in one of the
+                four corners, in turn.
         """
         total = self._total(seconds)
         xs = _positions(shown[0], shown[2], size[0], self._width)
@@ -126,14 +136,14 @@ class Sweep:
         return x, y, x + size[0], y + size[1]
 
     def _total(self, seconds: float) -> NDArray[np.float64]:
-        """Return the integral image of the cells' waiting times, (rows + 1, columns + 1), as `cv2.integral` does."""
+        """Return the integral image (`cv2.integral`) of the cells' waiting times, as (rows + 1, columns + 1)."""
         known = np.maximum(self._seen, np.where(seconds - self._asked < _PENDING_S, self._asked, -np.inf))
         waited = np.clip((seconds - known) / self._period_s, 0, 3)
         value = waited * waited * (self._order + _APPEARED * self._appeared)
         return np.asarray(cv2.integral(value.astype(np.float32)), np.float64)
 
     def note_asked(self, window: Rect, seconds: float) -> None:
-        """Record that a window was submitted to the engine. Its result arrives later."""
+        """Record that a window was submitted to the engine. Its result is not available yet."""
         cells = self._within(window)
         self._asked[cells] = seconds
         self._never[cells] = False
@@ -143,13 +153,13 @@ class Sweep:
         self._seen[self._within(window)] = seconds
 
     def note_found(self, box: Rect) -> None:
-        """Record the position of a detection, in pixels."""
+        """Record the position of a detection, as a box in pixels."""
         row, column = self._cell_of(box)
         near = self._appeared[max(0, row - 1) : row + 2, max(0, column - 1) : column + 2]
         near += (1 - near) * 0.2
 
     def has_appeared(self, box: Rect) -> bool:
-        """Return whether an object was detected at this position before."""
+        """Return whether an object was detected near this position before."""
         return bool(self._appeared[self._cell_of(box)] > 0)
 
     def _cell_of(self, box: Rect) -> tuple[int, int]:
@@ -157,9 +167,9 @@ class Sweep:
         return min(self._rows - 1, max(0, int(y))), min(self._columns - 1, max(0, int(x)))
 
     def _lattice(self, size: tuple[float, float]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return windows (n, 4) that cover the frame, and the range of cells of each window.
+        """Return windows (n, 4) that cover the frame, and the ranges of cells in each window.
 
-        The ranges are (4, n) cell indices: top, bottom, left, right.
+        The ranges are cell indices of shape (4, n): top, bottom, left and right.
         """
         w, h = min(float(self._width), size[0]), min(float(self._height), size[1])
         across, down = _OVERLAP[0] * w, _OVERLAP[1] * h
@@ -172,7 +182,7 @@ class Sweep:
         return windows, cells
 
     def _corners(self, window: Sequence[float]) -> tuple[int, int, int, int]:
-        """Return the cell range of a window without its margin: indices of top, bottom, left and right."""
+        """Return the range of cells in a window without its margin: the indices of top, bottom, left and right."""
         x1, y1, x2, y2 = window
         across, down = _OVERLAP[0] * (x2 - x1) / 2, _OVERLAP[1] * (y2 - y1) / 2
         left = 0 if x1 <= 0 else math.floor((x1 + across) / self._cell[0] + 0.5)
@@ -188,6 +198,13 @@ class Sweep:
 
 
 def _positions(low: float, high: float, size: float, side: float) -> NDArray[np.float64]:
-    """Return candidate positions, along one axis, for a window that contains the range `low` to `high`."""
+    """Return candidate positions of a window along one axis. At each position, the window contains `low` to `high`.
+
+    Args:
+        low: start of the range that the window must contain, in pixels.
+        high: end of this range, in pixels.
+        size: size of the window along the axis, in pixels.
+        side: size of the frame along the axis, in pixels.
+    """
     first, last = max(0.0, min(high - size, side - size)), max(0.0, min(low, side - size))
     return np.linspace(min(first, last), max(first, last), _POSITIONS)
