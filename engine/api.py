@@ -128,9 +128,9 @@ class Engine:
             device: 'auto' (CUDA if available), 'cpu', 'cuda' or 'cuda:N'.
             dtype: 'float32', 'bfloat16', 'float16' or 'fp8'. 'fp8' is bfloat16 with FP8 weights: faster on Hopper or
                 later GPUs, and slightly less accurate. The default on a CPU is float32. The default on a GPU is float16
-                for small models and bfloat16 for others. If a CPU has bfloat16 instructions, nano's detector uses
+                for small models and bfloat16 for other models. If a CPU has bfloat16 instructions, nano's detector uses
                 bfloat16, see `EngineConfig.exact`.
-            revision: branch, tag or commit of a hub ID. The default is the newest.
+            revision: branch, tag or commit of a hub ID. The default is the newest commit.
             kv_dtype: 'fp8' stores the KV cache in FP8 (Ada or later GPUs). This allows more sequences and makes large
                 batches faster. The default is the model's dtype.
             imgsz: only for nano: length in pixels to which the longer side of an image is resized. It is a multiple of
@@ -373,7 +373,7 @@ class Engine:
     ) -> Detections:
         """Return the boxes of all objects with a label, such as 'person', 'people' or 'truck or bus'.
 
-        Blocks until complete.
+        Blocks until the answer is complete.
         """
         names = self.resolve([label])
         return self.submit(image, [Detect(name, max_objects, conf) for name in names], tiles).result().detections
@@ -397,14 +397,14 @@ class Engine:
     def segment(self, image: Image | EncodedImage, object: str, refs: Sequence[Ref] = (), **options: Any) -> Outline:
         """Return the outline of one object. `options` are attributes of `Segment`, such as `max_tokens`.
 
-        Blocks until complete.
+        Blocks until the answer is complete.
         """
         return self.submit(image, [Segment(object, tuple(refs), **options)]).result().segments[0]
 
     def query(self, image: Image | EncodedImage | None, question: str, max_tokens: int = 768, **options: Any) -> Text:
         """Return the answer to a question. `options` are attributes of `Query`, such as `choices`.
 
-        Blocks until complete.
+        Blocks until the answer is complete.
         """
         return self.submit(image, [Query(question, max_tokens, **options)]).result().texts[0]
 

@@ -270,7 +270,8 @@ class Result:
 
     Attributes:
         extras: results of tasks that are defined outside the engine, by key.
-        drafts: answers by prompt, for use as drafts. Only `Engine.submit(previous=…)` reads them.
+        drafts: answers by prompt, for use as drafts (speculative decoding). Only `Engine.submit(previous=…)` reads
+            them.
     """
 
     detections: Detections
@@ -401,9 +402,9 @@ class ResultFuture(Future[Result]):
         return super().exception(timeout)
 
     def add_done_callback(self, fn: Callable[[Future[Result]], Any]) -> None:
-        """Call `fn` with this future when the future is done, in the callback thread.
+        """Call `fn` with this future in the callback thread when the future is done.
 
-        If the future is already done, call `fn` immediately.
+        If the future is already done, call `fn` immediately in the calling thread.
         """
         if self.done():
             super().add_done_callback(fn)

@@ -336,11 +336,12 @@ class Admission(Generic[ImageT]):
 
 
 class AdmissionLead:
-    """Computes the lead: how long before the end of a prefill the images of the next prefill are admitted and prepared.
+    """Computes the lead: how long before the end of a prefill the images of the next prefill are admitted.
 
-    With a short lead, frames are newer. With a long lead, all images are prepared when the prefill ends. Preparing
-    images during a prefill costs nothing, because the CPU is idle. At other times it delays decode steps, because it
-    needs the GIL. The lead is therefore an upper estimate of the preparation time: mean plus twice the deviation.
+    Admitted images are prepared (cropped). With a short lead, frames are newer. With a long lead, all images are
+    prepared when the prefill ends. Preparing images during a prefill costs nothing, because the CPU is idle. At other
+    times it delays decode steps, because it needs the GIL. The lead is therefore an upper estimate of the preparation
+    time: mean plus twice the deviation.
 
     Args:
         config: engine configuration.
@@ -368,7 +369,7 @@ class AdmissionLead:
         self._prefills.setdefault(images, deque(maxlen=self._config.lead_prefills)).append(seconds)
 
     def prepared(self, seconds: float) -> None:
-        """Record the time from admission until an image was prepared, in seconds."""
+        """Record the time in seconds from admission until an image was prepared (cropped)."""
         self._prepare.measured(seconds)
 
     def admit_at(self, images: int, begun: float) -> float:
@@ -422,7 +423,7 @@ class PagePool:
         return pages
 
     def share(self, pages: Many[int]) -> None:
-        """Add a reference to each of some allocated pages.
+        """Add a reference to each of the given pages, which must be allocated.
 
         Raises:
             ValueError: if a page is free.

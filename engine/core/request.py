@@ -136,8 +136,8 @@ class PrefillWindow(Generic[ImageT]):
     Attributes:
         request: request that contains the window.
         sequences: one sequence per prompt, followed by their branches (see `OutputState.branches`).
-        image: prepared image, or None before preparation. Also None after the prefill or the end of the request, to
-            free device memory.
+        image: prepared (cropped) image, or None before preparation. Also None after the prefill or the end of the
+            request, to free device memory.
         prepare: function that crops the image. A preparer thread calls it once, after admission.
         number: index of the tile; 0 is the whole image.
         tasks: index of the request's task for each sequence that is not a branch.
@@ -166,16 +166,16 @@ class PrefillWindow(Generic[ImageT]):
 
     @property
     def encodes(self) -> bool:
-        """Whether the vision encoder must encode an image of this window, prepared or not."""
+        """Whether the window contains an image that the vision encoder must encode."""
         return self.request.has_prefix and self.request.reads is None
 
     @property
     def prepared(self) -> bool:
-        """Whether the window is ready for prefill: its image is prepared, or it has no image."""
+        """Whether the window is ready for prefill: its image is cropped, or no image must be encoded."""
         return self.image is not None or not self.encodes
 
     def drop_image(self) -> None:
-        """Drop the references to the prepared image and to its source."""
+        """Drop the references to the cropped image and to its source."""
         self.image = self.prepare = None
 
     def recall(self, memory: dict[abc.Hashable, DraftMemory], most: int) -> None:
@@ -228,7 +228,7 @@ class Request(Generic[ImageT]):
     Attributes:
         make_windows: function that creates the prefill windows, at least one. It is called once. For frames, the
             scheduler calls it.
-        done: callback that the step loop's thread calls once, when all windows are finished or with the error.
+        done: callback (request, error or None) that the step loop's thread calls once, at the end of the request.
         deadline: `time.monotonic()` at which the request ends with an error.
         adapter: LoRA adapter, or None.
         reads: cached image prefix to use instead of an image, or None.
@@ -369,7 +369,7 @@ class Step(Generic[ImageT]):
 
     @property
     def images(self) -> list[ImageT]:
-        """Prepared images of the step, in the order of `imaged`."""
+        """Prepared (cropped) images of the step, in the order of `imaged`."""
         return [window.image for window in self.windows if window.image is not None]
 
 

@@ -164,7 +164,7 @@ class Scheduler(Generic[ImageT]):
         request.done(request, error)
 
     def expire(self, now: float) -> None:
-        """End all requests whose deadline has passed."""
+        """End all requests whose deadline has passed with an error."""
         if now < self.soonest:
             return
         for request in [one for one in self._timed if one.deadline <= now]:
@@ -349,12 +349,12 @@ class Scheduler(Generic[ImageT]):
         return self._decodes >= (config.decodes_quiet if quiet else config.decodes_busy)
 
     def _prefill_ready(self) -> Step[ImageT] | None:
-        """Return a prefill step of the prepared images, or None if too few admitted images are prepared."""
+        """Return a prefill step of the prepared (cropped) images, or None if too few admitted images are prepared."""
         ready = sum(window.prepared for window in self._admitted)
         return self._prefill() if ready >= self._config.prefill_ready * len(self._admitted) else None
 
     def _prefill(self) -> Step[ImageT] | None:
-        """Return a prefill step of the prepared images, or None if no image is prepared."""
+        """Return a prefill step of the prepared (cropped) images, or None if no image is prepared."""
         ready = [window for window in self._admitted if window.prepared]
         windows: list[PrefillWindow[ImageT]] = []
         scheduled: list[ScheduledSequence[ImageT]] = []
@@ -514,7 +514,7 @@ class StepSlots:
 
     @property
     def in_flight(self) -> int:
-        """Number of step slots that are launched and not yet committed."""
+        """Number of step slots in use: launched, with results that the host has not read."""
         return len(self._in_flight)
 
     def state(self, slot: int) -> SlotState:
@@ -534,7 +534,7 @@ class StepSlots:
         return slot
 
     def finalize(self, slot: int) -> None:
-        """Mark a launched step slot as finalized.
+        """Mark a launched step slot as finalized: sampling and the copy of the results are queued.
 
         Raises:
             RuntimeError: if the slot is not launched, or if an older slot is not finalized.
@@ -547,7 +547,7 @@ class StepSlots:
         self._move(slot, SlotState.LAUNCHED, SlotState.FINALIZED)
 
     def commit(self, slot: int) -> None:
-        """Mark a finalized step slot as committed, which frees it.
+        """Mark a finalized step slot as committed: the host has read the results. This frees the slot.
 
         Raises:
             RuntimeError: if the slot is not finalized, or if an older slot is not yet committed.

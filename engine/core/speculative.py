@@ -47,10 +47,10 @@ class Speculation:
         self.drafted = self.accepted = self.saved = 0
 
     def first_rows(self, window: PrefillWindow[Any], left: int, *, certain: bool) -> Rows:
-        """Return the rows for the prefill of a window: one per prompt, and one for each of at most `left` draft values.
+        """Return the rows for the prefill of an image or tile: one per prompt, and one per draft value, at most `left`.
 
-        With `certain`, inputs that do not depend on samples (`OutputState.certain`) get rows too. These rows do not
-        count towards `left`.
+        If `certain` is True, decoder inputs that do not depend on samples (`OutputState.certain`) also get rows. These
+        rows do not count towards `left`.
         """
         scheduled: Rows = []
         for sequence in window.sequences:
@@ -88,7 +88,7 @@ class Speculation:
         return rows
 
     def take(self, rows: Sequence[ScheduledSequence[Any]], sampled: Sequence[Sampled]) -> bool:
-        """Accept the samples of a sequence up to the first wrong draft value. The later samples become its next draft.
+        """Accept the samples of a sequence up to the first wrong draft value. Later samples become the next draft.
 
         Args:
             rows: rows of the sequence in the step, in order of position.
@@ -162,8 +162,7 @@ class Speculation:
 def drafted_from_images(step: Step[Any]) -> list[tuple[int, Rows]]:
     """Return the sequences whose draft consists of detections in their image.
 
-    Each entry is the index of the image in the step, and the rows of the sequence. Call this before the step is
-    committed.
+    Each entry is the index of the image in the step, and the rows of the sequence. Call this before `Scheduler.commit`.
     """
     if not step.drafted or not step.windows:
         return []

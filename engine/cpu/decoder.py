@@ -240,7 +240,7 @@ class CpuPagedCache:
 
 
 class CpuPagedRows:
-    """View of several sequences in the KV cache, up to a length.
+    """View of the first `length` positions of several sequences in the KV cache.
 
     Args:
         cache: the paged cache.

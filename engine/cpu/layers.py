@@ -8,9 +8,9 @@ model.
 400 operations, which take 12 ms, including 2 ms in Python.
 
 A feature map of the detector is stored as a matrix (N·H·W, channels), which is the channels-last memory format. A
-pointwise convolution is then a GEMM, and half of the channels are a view. Channels are never interleaved in memory.
-Instead, the rows and columns of the weights are permuted. On CPUs with bfloat16 GEMMs, feature maps and weights are
-bfloat16.
+pointwise convolution is then a GEMM, and selecting half of the channels needs no copy. Channels are never interleaved
+in memory. Instead, the rows and columns of the weights are permuted. On CPUs with bfloat16 GEMMs, feature maps and
+weights are bfloat16.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Replay:
 
     Args:
         function: function from tensors to tensors. Its operations may depend only on the shapes.
-        owner: object that contains the weights that the function reads, directly or in its parts.
+        owner: object whose attributes (recursively) contain the weights that the function reads.
         fallbacks: receives a note if the function cannot be recorded.
     """
 
@@ -358,7 +358,7 @@ class Convolution:
         self._packed: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (N, inner, H, W) to (N, outer, ceil(H / stride), ceil(W / stride))."""
+        """Apply convolution and activation: (N, inner, H, W) to (N, outer, ceil(H / stride), ceil(W / stride))."""
         if self._packed is None:
             self._packed = torch.ops.mkldnn._reorder_convolution_weight(self.weight, *self.how, list(x.shape))
         return convolution(x, self._packed, self.bias, self.how, "hardswish" if self.act else "none")
@@ -457,10 +457,10 @@ class _Stage:
     """A stage of the backbone that does not interleave its channels in memory.
 
     Each `Unit` passes half of its channels unchanged and computes the other half. A unit can therefore read views of
-    the outputs of earlier units. The order of the channels is applied to its weights.
+    the outputs of earlier units. Instead of the channels, the input columns of its weights are reordered.
 
     Attributes:
-        order: channel of the original stage that each column contains.
+        order: for each column of the output, the index of its channel in the original stage.
     """
 
     def __init__(self, plain: nn.Sequential, order: Sequence[int] | None, layers: Layers) -> None:
@@ -491,7 +491,7 @@ Part = tuple[int, int, int]
 
 
 def _parts(wanted: list[tuple[int, int]]) -> tuple[list[Part], list[int]]:
-    """Return the channel ranges that contain the wanted (unit, channel) pairs.
+    """Return the channel ranges that contain the wanted channels, which are (unit index, channel of the unit) pairs.
 
     The second result is the index into `wanted` of each column in these ranges.
     """
@@ -617,7 +617,9 @@ def fuse_model(model: Model, exact: bool, fallbacks: Fallbacks) -> None:
 
 
 def fuse(model: nn.Module, detector: torch.dtype = torch.float32, fallbacks: Fallbacks | None = None) -> None:
-    """Replace the layers of a model with faster layers for inference. After the first inference, it cannot be copied.
+    """Replace the layers of a model with faster layers for inference.
+
+    After the first inference, the model cannot be copied.
 
     Args:
         model: a float32 model. Models of other dtypes do not change.

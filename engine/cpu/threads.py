@@ -111,7 +111,7 @@ def step_threads() -> int:
 def image_threads() -> ImageThreads:
     """Return the object that chooses the number of threads for each image.
 
-    If OpenMP threads spin for a long time, the number is always `step_threads()`.
+    The number is always `step_threads()` if the spinning of OpenMP threads cannot be limited (`limit_spinning`).
     """
     import torch
 

@@ -4,12 +4,12 @@ With 1 to 64 rows, a step spends most of its time on reading the weights. Moondr
 which an H200 (4.3 TB/s) reads in 0.56 ms. Attention and MLP of a layer have the same input and the same residual. Their
 four matrices are therefore packed into two:
 
-    add and norm → GEMM into heads and MLP → attention (RoPE, KV cache write, GELU) → GEMM out of both
+    add and norm → input GEMM (QKV, fc1) → attention (RoPE, KV cache write, GELU) → output GEMM (projection, fc2)
 
 A single row needs only three kernels, see `one_row`. `prefill` processes more rows than these kernels support. With
 experts and an attention temperature (Moondream 3), a layer is:
 
-    add and norm → router → GEMM into heads → temperature products → attention → output GEMM
+    add and norm → router → GEMM (QKV heads) → temperature products → attention → output GEMM
                        └→ experts (two GEMMs) on a separate stream
 
 Most kernels use programmatic dependent launch (`kernels.common`). Triton and bf16 or fp16 are required.

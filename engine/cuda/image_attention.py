@@ -19,7 +19,7 @@ _LIMIT = 0.01  # maximum relative error of a correct result; 0.003 in bf16
 class ImageAttention:
     """Bidirectional attention between the tokens of each image.
 
-    The constructor tests the Gluon kernel on 2 images of this shape. It must not run during graph capture.
+    The constructor tests the Gluon kernel on two images. Do not call the constructor during graph capture.
 
     Args:
         device, dtype: device and dtype of the heads.

@@ -59,7 +59,7 @@ def check(
     Args:
         folder: the golden folder, computed in float32.
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
-        dtype: 'float32', 'bfloat16', 'float16' or 'fp8'. The reference loop uses the PyTorch modules of the model
+        dtype: 'float32', 'bfloat16', 'float16' or 'fp8'. The reference decoder uses the PyTorch modules of the model
             without Triton kernels.
         tolerance: tolerance for embeddings, hidden states and logits. The default is 1e-4 in float32 (3e-4 for hidden
             states and logits of Moondream 3), and unlimited in other dtypes.

@@ -136,7 +136,7 @@ def depthwise(
     stride: int,
     hardswish: bool,
 ) -> torch.Tensor:
-    """Return a depthwise convolution with zero padding, as rows of a feature map.
+    """Return a depthwise convolution with zero padding: (N · ceil(H / stride) · ceil(W / stride), channels).
 
     Args:
         x: (N · H · W, channels).

@@ -198,7 +198,7 @@ def prompt_attention(
         limit: upper bound for the results of GELU.
         products: partial sums of the attention temperature, the stride between them, and alpha.
         parts: number of partial sums; 0 without an attention temperature.
-        layout: PAGE, PREFIX and GAP of the cache.
+        layout: numbers of tokens per page, of tokens of an image prefix, and of unused positions after the prefix.
     """
     rows, (_, n_kv, _, head_dim) = len(heads), cache[0].shape
     width = triton.next_power_of_2(head_dim)

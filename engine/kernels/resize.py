@@ -95,7 +95,7 @@ def _pass_kernel(
 def _first_pass_kernel(
     table, between, SIDE: tl.constexpr, FIELDS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Convert each image in the table to RGB, and resize its first axis into the intermediate buffer."""
+    """Convert each image in the table to RGB, and resize it along its first axis into the intermediate buffer."""
     table += tl.program_id(1) * FIELDS
     y = tl.load(table).to(tl.pointer_type(tl.uint8))
     u = tl.load(table + 1).to(tl.pointer_type(tl.uint8))
@@ -156,7 +156,7 @@ def _first_pass_kernel(
 def _second_pass_kernel(
     table, between, out, SIDE: tl.constexpr, FIELDS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Resize the second axis of each image, from the intermediate buffer to its output."""
+    """Resize each image along its second axis, from the intermediate buffer to the output."""
     table += tl.program_id(1) * FIELDS
     out += tl.load(table + 3) * (SIDE * SIDE * 3)
     between += 3 * tl.load(table + 4)
@@ -228,7 +228,7 @@ class Scaling:
 
 
 def scaling_of(rows: int, columns: int, side: int, device: torch.device) -> Scaling:
-    """Return the resize parameters for images of `rows` × `columns` pixels.
+    """Return the parameters for resizing images of `rows` × `columns` pixels to `side` × `side` pixels.
 
     The call runs Pillow for some milliseconds, and waits for the current CUDA stream.
     """

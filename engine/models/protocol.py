@@ -448,11 +448,11 @@ class RegionHeads(Protocol):
         ...
 
     def coord(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the most likely coordinate (..., 1) float32 for hidden states (..., dim)."""
+        """Return the most likely coordinate (..., 1) float32, from 0 to 1, for hidden states (..., dim)."""
         ...
 
     def size(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the most likely width and height (..., 2) float32 for hidden states (..., dim)."""
+        """Return the most likely width and height (..., 2) float32, from 0 to 1, for hidden states (..., dim)."""
         ...
 
 

@@ -28,9 +28,10 @@ _capturing = threading.Lock()  # torch supports only one capture at a time
 
 
 class Graphs:
-    """CUDA graphs by key. Work runs directly the first time. Later it is captured and replayed as a CUDA graph.
+    """Captures and replays CUDA graphs by key.
 
-    Work that cannot be captured, because device memory is too low, runs directly.
+    Work runs directly the first time. Later it is captured and replayed as a CUDA graph. Work that cannot be captured,
+    because device memory is too low, runs directly.
 
     Args:
         stream: CUDA stream that runs all work; not the default stream.

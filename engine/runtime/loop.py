@@ -298,8 +298,8 @@ class StepLoop(Generic[ImageT]):
         While a prefill runs, the images of the next prefill are admitted shortly before its end; see `AdmissionLead`.
 
         Returns:
-            The next step or None, the time in seconds at which waiting ends, and the number of inbox items that end it
-            earlier.
+            The next step or None, the time in seconds at which waiting ends, and the number of queued actions of other
+            threads that end it earlier.
         """
         scheduler, free = self._scheduler, self.slots.can_launch
         step = scheduler.next_step() if free else None
@@ -359,10 +359,10 @@ class StepLoop(Generic[ImageT]):
         return True
 
     def _wait(self, until: float, wanted: float) -> None:
-        """Wait until the oldest step has run, `wanted` inbox items exist, or the time `until` is reached.
+        """Wait until the oldest step has run, other threads have queued `wanted` actions, or the time is `until`.
 
         The step loop waits only in this method. If the device supports no callbacks, the method polls the device while
-        it also waits for inbox items or a deadline.
+        it also waits for actions or a deadline.
         """
         slot = self.flights[0].slot if self.flights else None
         if slot is not None and until == wanted == math.inf:
@@ -460,7 +460,7 @@ class Preparer:
         self._most, self._threads = n_threads, list[threading.Thread]()
 
     def put(self, windows: list[PrefillWindow[Any]]) -> None:
-        """Queue the image windows of one request for splitting into crops.
+        """Queue the images and tiles of one request to be split into crops.
 
         Always call this method from the same thread.
         """

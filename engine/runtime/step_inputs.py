@@ -153,7 +153,7 @@ class DecodeInputs(StepInputs):
 
 @dataclass(slots=True, frozen=True)
 class PromptTokens:
-    """Tokens of all prompts of a prefill, concatenated. Each prompt is followed by its draft.
+    """Tokens of all prompts of a prefill, concatenated. Each prompt is followed by its draft (speculative decoding).
 
     Attributes:
         ids: ID of each token.
@@ -279,7 +279,7 @@ class PrefillInputs(StepInputs):
         return tokens
 
     def _ask(self, slot: int, firsts: Sequence[int], drafted: Sequence[tuple[int, Rows]]) -> None:
-        """Write, for each `FROM_IMAGE` draft value, the detection of the vision encoder that replaces it.
+        """Write which detection of the vision encoder replaces each `FROM_IMAGE` draft value.
 
         Args:
             slot: index of the step slot.

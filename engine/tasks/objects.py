@@ -78,7 +78,7 @@ class ObjectsOutput(OutputState):
         self.objects: list[DecodedObject] = []
 
     def begins(self, margin: float) -> bool:
-        """Return whether the answer continues with another object, because its score is above `conf`.
+        """Return whether the score of the next object is above `conf`. Otherwise the answer ends.
 
         Args:
             margin: logit of the coordinate token minus logit of the end token.
@@ -190,7 +190,7 @@ class ObjectsTask(Task):
         return self.max_objects == 0
 
     def expand(self, vocabulary: Vocabulary | None) -> Sequence[Task]:
-        """Return one task per class that matches the label, or only this task if the model has no fixed classes."""
+        """Return one task per class that matches the label, or only this task if the vocabulary is open."""
         if vocabulary is None:
             return [self]
         return [replace(self, label=name) for name in vocabulary.resolve([self.label])]

@@ -3,10 +3,10 @@
 They are GEMVs without tensor cores, so the row is not padded.
 
 `row_into` computes everything that depends on the layer norm of the row: QKV heads, temperature products, and router or
-dense MLP. It also adds the temperature products, so that attention can follow directly. The router program that ends
-last chooses the experts. `add_experts` computes these experts. Additional programs of its fc1 compute the output
-projection of attention. Its fc2 adds all results to the residual. Each kernel loads its weights before it waits for the
-previous kernel, see `kernels.gemv`.
+dense MLP. The temperature products are partial sums, which the attention kernel adds. The router program that ends last
+chooses the experts. `add_experts` computes these experts. Additional programs of its fc1 compute the output projection
+of attention. Its fc2 adds all results to the residual. Each kernel loads its weights before it waits for the previous
+kernel, see `kernels.gemv`.
 
 FP8 weights are multiplied in float16, two at a time, because float32 would need 2.5 instructions per weight. Groups of
 four products are added in float16, and the groups in float32. `shrunk` scales the inputs down, so that each product
@@ -114,7 +114,7 @@ def _normed(x, gain, shift, STEP: tl.constexpr, EPS: tl.constexpr):
 
 @triton.jit
 def _best(logits, EXPERTS: tl.constexpr, TOP: tl.constexpr, BITS: tl.constexpr):
-    """Return the indices of the TOP experts with the highest logits, packed with BITS bits each.
+    """Return the indices of the TOP experts with the highest logits, packed into one integer with BITS bits each.
 
     If logits are equal, the lower index wins.
     """

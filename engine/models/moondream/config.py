@@ -197,8 +197,8 @@ class MoondreamConfig:
     Attributes:
         text, vision, region, tokenizer: sections of the configuration.
         classes: the only labels that the model detects, or None for an open vocabulary.
-        repeat_iou: IoU above which a box repeats an earlier box of the same answer. None for published models, which
-            keep all boxes.
+        repeat_iou: IoU above which a box is dropped as a duplicate of an earlier box of the same answer. None for
+            published models, which keep all boxes.
     """
 
     text: TextConfig = field(default_factory=TextConfig)

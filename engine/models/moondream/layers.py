@@ -104,7 +104,7 @@ class Experts(nn.Module):
         return torch.cat(sums)
 
     def _expert(self, x: torch.Tensor, which: int | slice, rows: torch.Tensor | slice) -> torch.Tensor:
-        """Apply one or all experts to x (rows, width). The batch indices `rows` of x select LoRA adapters."""
+        """Apply one or all experts to x (rows, width). `rows` are batch indices, which select LoRA adapters."""
         h, g = self._product(0, x, which, rows).chunk(2, dim=-1)
         return self._product(1, F.gelu(h, approximate=self.approximate) * (g + 1), which, rows)
 

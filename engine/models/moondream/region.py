@@ -33,8 +33,8 @@ def size_value(bins: torch.Tensor, n_bins: int) -> torch.Tensor:
 def size_values(n_bins: int, device: torch.device) -> torch.Tensor:
     """Return the sizes (n_bins,) float32 of all size bins, as fractions of the image. The table is read-only.
 
-    The table is computed on the CPU and copied to the device, because powers computed on different devices could differ
-    in the last bits. Drafts are compared with samples exactly.
+    The table is computed on the CPU and copied to the device. Powers computed on different devices could differ in the
+    last bits, but sampled sizes must be exactly equal to drafted sizes.
     """
     with torch.inference_mode(False):  # a tensor created in inference mode could not be used in training
         bins = torch.arange(n_bins, device="cpu")

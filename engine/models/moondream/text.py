@@ -4,7 +4,7 @@ In each block, attention and MLP are computed in parallel from the same normed i
 Attention is bidirectional in the image prefix. Moondream 3 adds an attention temperature and a mixture of experts.
 
 `run_blocks` defines the sequence of operations for all backends. `TextDecoder` implements the operations with PyTorch
-modules. The CPU and CUDA backends implement faster ones.
+modules. The CPU and CUDA backends have faster implementations.
 
 The behaviour is that of the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream). The
 attention temperature is that of vLLM's moondream3.py (Apache-2.0).

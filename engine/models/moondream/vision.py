@@ -177,7 +177,7 @@ class VisionTower(CropReader):
         return self.project(features[0], pooled)
 
     def patches(self, crops: torch.Tensor) -> torch.Tensor:
-        """Return the patch embeddings of crops. The values of a patch are ordered by channel, row and column."""
+        """Return the patch embeddings (n, grid², enc_dim) of crops (n, channels, crop_size, crop_size)."""
         n, channels, _, _ = crops.shape
         grid, patch = self.config.grid, self.config.enc_patch_size
         x = crops.reshape(n, channels, grid, patch, grid, patch).permute(0, 2, 4, 1, 3, 5)

@@ -356,9 +356,9 @@ def octaves(values: torch.Tensor) -> torch.Tensor:
 
 
 def predecessors(finds: Finds) -> torch.Tensor:
-    """Return, for each detection, the index of the previous detection of the same class (sorted best first).
+    """Return, for each detection, the index of the next better detection of the same class.
 
-    The result is (N, K) int64. It is -1 for the first detection of a class.
+    The result is (N, K) int64. It is -1 for the best detection of a class.
     """
     count = finds.labels.shape[1]
     same = (finds.labels.unsqueeze(2) == finds.labels.unsqueeze(1)) & finds.alive.unsqueeze(1)
