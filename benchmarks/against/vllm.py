@@ -172,8 +172,8 @@ def run(program: str, config: str, requests: int, images: int, limit_s: float) -
             start_new_session=True,  # vLLM's engine is a further process; both are stopped together
         )
         timer = threading.Timer(limit_s, _kill, [process])
+        stop = time.monotonic() + limit_s  # before the timer starts, so that a killed process counts as stopped
         timer.start()
-        stop = time.monotonic() + limit_s
         try:
             assert process.stdout is not None
             for line in process.stdout:
