@@ -97,7 +97,7 @@ class Engine:
 
     @property
     def model(self) -> ModelInfo:
-        """Description of the model and its device. The list of slow fallbacks can grow while requests run."""
+        """Description of the model and its device. The list `fallbacks` can grow while requests run."""
         made, executor, info = self._loaded.model.dtype, self._executor, self._info
         dtype = info.dtype
         if executor.products != made:

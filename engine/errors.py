@@ -1,4 +1,7 @@
-"""Errors of the engine, and messages about slow fallbacks. Each message is one line that says what to do."""
+"""Errors of the engine, and messages about features that run in a slower implementation.
+
+Each message is one line that says what to do.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,7 @@ class Fallbacks(list[str]):
     """Collects messages about features that use a slower implementation on this machine; see `ModelInfo.fallbacks`."""
 
     def note(self, what: str) -> None:
-        """Add a message about a slow fallback and log it, unless it was added before."""
+        """Add a message about a slower implementation and log it, unless it was added before."""
         if what not in self:
             self.append(what)
             log.warning("%s", what)

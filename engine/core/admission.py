@@ -533,12 +533,12 @@ class Resources:
     def measure(self, window: PrefillWindow[Any]) -> None:
         """Compute the number of KV cache pages that a prefill window (image or tile with its prompts) needs.
 
-        If the window reads a cached image prefix, a reference to the prefix pages is added. If the window creates a
-        cached image prefix, the prefix pages are reserved. `drop` undoes both.
+        If the image was encoded by an earlier request (`Engine.encode`), a reference to its pages is added. If the
+        window encodes an image for later requests, its pages are reserved. `drop` undoes both.
 
         Raises:
             RequestTooLargeError: if the window needs more resources than the engine has in total.
-            EngineError: if the cached prefix is already released.
+            EngineError: if the pages of the encoded image are already released.
         """
         request = window.request
         for sequence in window.sequences:
@@ -602,12 +602,12 @@ class Resources:
         return True
 
     def keep(self, window: PrefillWindow[Any], kept: KeptPrefix) -> None:
-        """Transfer the KV cache pages of a prefilled image to the cached prefix `kept`."""
+        """Transfer the KV cache pages of an image to `kept`, so that later requests can use them (`Engine.encode`)."""
         self._adapters.release(window.adapter_slot)
         kept.pages = window.pages
 
     def release_prefix(self, kept: KeptPrefix) -> None:
-        """Free the KV cache pages of a cached image prefix when no request uses them. Repeated calls have no effect."""
+        """Free the KV cache pages of an encoded image when no request uses them. Repeated calls have no effect."""
         self.pool.release(kept.pages)
         self._kept_pages -= len(kept.pages)
         kept.pages = ()

@@ -116,7 +116,7 @@ class Sequence(Generic[ImageT]):
 
 @dataclass(slots=True, eq=False)
 class KeptPrefix:
-    """KV cache of an encoded image (image prefix) that later requests on the same image share.
+    """KV cache of an encoded image that later requests on the same image share (`Engine.encode`).
 
     `Scheduler.release_prefix` frees it.
 
@@ -129,7 +129,7 @@ class KeptPrefix:
 
 @dataclass(slots=True, eq=False)
 class PrefillWindow(Generic[ImageT]):
-    """One unit of prefill: an image, an image tile or a cached image prefix, with its prompts.
+    """One unit of prefill: an image, an image tile or an encoded image, with its prompts.
 
     Prompts without an image also form a prefill window.
 
@@ -223,7 +223,7 @@ class PrefillWindow(Generic[ImageT]):
 
 @dataclass(slots=True, eq=False)
 class Request(Generic[ImageT]):
-    """One call of `Engine.submit`: tasks on an image, on a cached image prefix, or without an image.
+    """One call of `Engine.submit`: tasks on an image, on an encoded image, or without an image.
 
     Attributes:
         make_windows: function that creates the prefill windows, at least one. It is called once. For frames, the
@@ -231,8 +231,9 @@ class Request(Generic[ImageT]):
         done: callback (request, error or None) that the step loop's thread calls once, at the end of the request.
         deadline: `time.monotonic()` at which the request ends with an error.
         adapter: LoRA adapter, or None.
-        reads: cached image prefix to use instead of an image, or None.
-        keeps: object that receives the cached prefix of the image, or None. If set, the request has no prompts.
+        reads: KV cache of an encoded image (`Engine.encode`) to use instead of an image, or None.
+        keeps: object that receives the KV cache pages of the image (`Engine.encode`), or None. If set, the request has
+            no prompts.
         on_device: function that reads the image and returns whether the pixels are on the device, where cropping is
             fast. None without an image and before the windows are created.
         has_prefix: whether the prompts follow an image.
@@ -588,7 +589,7 @@ class RequestMaker(Generic[ImageT]):
     def _answer(self, future: ResultFuture, kept: bool, outcome: Result | BaseException) -> None:
         """Set the result or error of a future unless it was cancelled, and count the outcome.
 
-        If `kept` is True, the request only created a cached image prefix and is not counted.
+        If `kept` is True, the request only encoded an image for later requests (`Engine.encode`) and is not counted.
         """
         if not future.set_running_or_notify_cancel():
             return

@@ -69,7 +69,7 @@ class Scheduler(Generic[ImageT]):
     Args:
         config: engine configuration; `images_per_prefill` and `requests_per_prefill` limit the size of a prefill.
         pool: KV cache pages.
-        prefix_length: number of tokens of an image prefix.
+        prefix_length: number of tokens of an image prefix (BOS and image tokens).
         clock: function that returns the current time in seconds, such as `time.monotonic`.
         from_images: whether the vision encoder's detections can be drafts of answers.
 
@@ -187,7 +187,7 @@ class Scheduler(Generic[ImageT]):
             self.cancel(request, error)
 
     def release_prefix(self, kept: KeptPrefix) -> None:
-        """Free the KV cache pages of a cached image prefix when no request uses them. Repeated calls have no effect."""
+        """Free the KV cache pages of an encoded image when no request uses them. Repeated calls have no effect."""
         self.resources.release_prefix(kept)
 
     def report(self) -> None:
@@ -451,7 +451,7 @@ class Scheduler(Generic[ImageT]):
                 self._keep(window, window.request.keeps)
 
     def _keep(self, window: PrefillWindow[ImageT], kept: KeptPrefix) -> None:
-        """Transfer the pages of a prefilled image to its cached prefix. Free them if the request has ended."""
+        """Transfer the KV cache pages of an encoded image to `kept`. Free them if the request has ended."""
         self.resources.keep(window, kept)
         if window.state is State.OVER:
             self.resources.release_prefix(kept)

@@ -40,7 +40,7 @@ class CpuRunner(Runner):
         model: the model. Its layers are fused in place.
         cache: the paged KV cache.
         exact: whether to compute in the model's dtype only; see `EngineConfig.exact`.
-        fallbacks: collects notes about slow fallbacks.
+        fallbacks: collects messages about slower implementations that are used.
     """
 
     _cache: CpuPagedCache
@@ -89,7 +89,7 @@ class FusedDecoder:
     Args:
         text: the decoder. Its weights become views of the concatenated weights. Additional memory is needed only if
             `prefixes` is another dtype.
-        prefixes: dtype for image prefixes. The default is the dtype of the decoder.
+        prefixes: dtype for image prefixes (BOS and image tokens). The default is the dtype of the decoder.
     """
 
     def __init__(self, text: TextDecoder, prefixes: torch.dtype | None = None) -> None:
@@ -110,7 +110,7 @@ class FusedDecoder:
         return ops.x
 
     def write_kv(self, x: torch.Tensor, cache: CpuPagedRows) -> None:
-        """Store the keys and values of image prefixes in the KV cache; see `TextDecoder.write_kv`."""
+        """Store the keys and values of image prefixes (BOS and image tokens) in the KV cache."""
         rows, length, _ = x.shape
         rotation = self._cosine[:length].unsqueeze(1), self._sine[:length].unsqueeze(1)
         positions = torch.arange(length)

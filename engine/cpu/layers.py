@@ -393,7 +393,7 @@ class Layers:
 
     Args:
         dtype: float32 or bfloat16.
-        fallbacks: collects notes about slow fallbacks.
+        fallbacks: collects messages about slower implementations that are used.
     """
 
     def __init__(self, dtype: torch.dtype, fallbacks: Fallbacks | None = None) -> None:
@@ -604,7 +604,7 @@ def fuse_model(model: Model, exact: bool, fallbacks: Fallbacks) -> None:
     Args:
         model: the model.
         exact: whether to compute in the model's dtype only; see `EngineConfig.exact`.
-        fallbacks: collects notes about slow fallbacks.
+        fallbacks: collects messages about slower implementations that are used.
     """
     if isinstance(model.vision, nn.Module):
         fuse(model.vision, product_dtype(model, exact), fallbacks)
@@ -624,7 +624,7 @@ def fuse(model: nn.Module, detector: torch.dtype = torch.float32, fallbacks: Fal
     Args:
         model: a float32 model. Models of other dtypes do not change.
         detector: dtype of a `PicoDet` in the model.
-        fallbacks: collects notes about slow fallbacks.
+        fallbacks: collects messages about slower implementations that are used.
     """
     for name, module in list(model.named_modules()):
         if isinstance(module, Mlp) and usable(module.fc1.weight):

@@ -59,7 +59,7 @@ class PackedRunner(Runner):
         model: a model that `supports` accepts.
         cache: the paged KV cache.
         max_rows: maximum number of rows (sequences) in a sampling step.
-        fallbacks: collects notes about slow fallbacks.
+        fallbacks: collects messages about slower implementations that are used.
     """
 
     _model: Moondream

@@ -131,18 +131,18 @@ class PackedBlocks:
         model: a model that `supports` accepts. Its weights are packed layer by layer, and its modules share them. With
             FP8 weights, the modules become unusable, which frees half of the memory.
         cache: the paged KV cache.
-        fallbacks: collects notes about slow fallbacks.
+        fallbacks: collects messages about slower implementations that are used.
 
     Attributes:
         layers, caches: one entry per block.
-        prefix_length: number of positions of an image prefix.
+        prefix_length: number of positions of an image prefix (BOS and image tokens).
         attention: attention over the KV cache.
         image_attention: attention inside images.
         text: configuration of the decoder.
         heads: width of queries, keys and values together.
         top: number of experts per token; 0 without experts.
         out_splits: split-K factor of the output GEMM of attention in layers with experts.
-        tau_parts: number of partial sums of temperature products; 0 without an attention temperature.
+        tau_parts: number of partial sums of the products for the attention temperature; 0 without a temperature.
         splits: split-K factor of the GEMM that computes the output of attention and MLP.
         skinny: whether `skinny_gemm` supports these shapes.
         fp8: whether the weights are FP8.

@@ -111,7 +111,8 @@ class OneRowOps:
     def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:
         """Return queries, keys and values of the row.
 
-        The kernel also computes the hidden values of the MLP, or the temperature products and the chosen experts.
+        The kernel also computes the hidden values of the MLP; or, with experts, the products for the attention
+        temperature and the choice of experts.
         """
         row, into = self._row, layer.into
         weights = into.weight, into.scale, into.bias

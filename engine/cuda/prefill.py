@@ -1,4 +1,4 @@
-"""Prefill on CUDA: image prefixes, and the prompts after them, in the same GEMMs. Triton is required.
+"""Prefill on CUDA: image prefixes (BOS and image tokens) and prompts in the same GEMMs. Triton is required.
 
 Without images, this module also processes long prompts after a cached prefix, and decode steps with many rows.
 """
@@ -31,7 +31,7 @@ class _Prefilled:
         plain: layer norm in half precision, for routers and LoRA adapters.
         prompts: layer norm of the prompt rows only, for a dense MLP with FP8 in the last layer.
         wide: queries, keys and values; with FP8, the inputs of GELU in the dense MLP follow.
-        products: temperature products.
+        products: matrix products for the attention temperature.
         parts: results of the experts, which the next layer norm adds to the residual.
     """
 
@@ -127,7 +127,7 @@ class PrefillOps:
         return normed
 
     def temper(self, layer: PackedLayer, heads: _Prefilled) -> _Prefilled:
-        """Compute the temperature products, which the attention kernels apply to the heads."""
+        """Compute the products for the attention temperature. The attention kernels apply the temperature."""
         assert heads.wide is not None
         assert layer.temperature is not None
         blocks, rows, wide = self._blocks, len(self.x), heads.wide

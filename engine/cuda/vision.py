@@ -40,7 +40,7 @@ class PackedVision:
 
     Args:
         model: a model that `supports` accepts.
-        fallbacks: collects notes about slow fallbacks.
+        fallbacks: collects messages about slower implementations that are used.
     """
 
     def __init__(self, model: Moondream, fallbacks: Fallbacks) -> None:

@@ -51,7 +51,7 @@ def check(
     *,
     through_engine: bool = True,
 ) -> list[Quantity]:
-    """Compare a model with a golden folder, and return one `Quantity` for each kind of result.
+    """Compare a model with the stored results in a golden folder. Return one `Quantity` for each kind of result.
 
     In float32, boxes, points and texts must be equal. Embeddings, hidden states and logits must be within a tolerance.
     In other dtypes, differences are only reported. Image crops must be equal in every dtype.
@@ -88,7 +88,7 @@ def check(
 
 
 def _read_as_made(heads: object, path: Path) -> None:
-    """Select the input transformation of the region heads that checks.json of the golden folder names, if any."""
+    """Select the input transformation of the region heads that checks.json names, if the folder has this file."""
     if path.is_file() and isinstance(heads, ReadableHeads):
         made = json.loads(path.read_text(encoding="utf-8")).get("region")
         reading = {"vllm": "post_ln_ln"}.get(made, made)
@@ -189,7 +189,7 @@ class _Checker:
 
 
 def _texts(prompts: Prompts, case: dict[str, Any]) -> Iterator[tuple[str, list[int], str]]:
-    """Yield the name, the prompt token IDs and the expected text of each text answer of a golden case."""
+    """Yield the name, the prompt token IDs and the expected text of each text answer of a case in cases.json."""
     yield "query", prompts.query(QUESTION), case["query"]
     yield "caption_short", prompts.caption("short"), case["caption_short"]
     for question, answer in case.get("queries", {}).items():
@@ -208,7 +208,7 @@ def _corners(one: DecodedObject) -> dict[str, float]:
 
 
 def require_folder(path: Path) -> Path:
-    """Return `path` if it is a golden folder.
+    """Return `path` if it is a golden folder: model files and stored results of a reference implementation.
 
     Raises:
         EngineError: if `path` is not a folder, or a file is missing.

@@ -1,4 +1,4 @@
-"""Compares answers of the engine with those of a golden folder.
+"""Compares answers of the engine with the stored answers of a reference implementation (golden folder).
 
 The engine processes all prompts on all images concurrently.
 
@@ -72,11 +72,11 @@ class _Call:
 
 
 def compare_engine(loaded: LoadedModel, folder: Path, cases: list[dict[str, Any]], exact: bool) -> list[Quantity]:
-    """Compare answers of the engine with those of a golden folder.
+    """Compare answers of the engine with the stored answers of a reference implementation.
 
     Args:
         loaded: the model.
-        folder: the golden folder.
+        folder: golden folder, with the model, the images and cases.json.
         cases: the parsed cases.json.
         exact: whether answers must be equal. Otherwise differences are only reported.
 
@@ -154,7 +154,7 @@ def _title(task: Task) -> str:
 
 
 def _batches(folder: Path, case: dict[str, Any]) -> list[tuple[NDArray[np.uint8] | None, list[_Call]]]:
-    """Return batches of calls of a golden case, each with an image or None. A batch contains no request twice."""
+    """Return batches of calls of a case in cases.json, each with an image or None. No batch has a request twice."""
     name = str(case["image"])
     image = read_image(folder / name)
     batches: list[tuple[bool, dict[tuple[str, str], _Call]]] = []

@@ -290,9 +290,9 @@ class TextDecoder(Protocol):
         ...
 
     def write_kv(self, x: torch.Tensor, cache: Cache) -> None:
-        """Store the keys and values of image prefixes (rows, length, dim) in the cache.
+        """Store the keys and values of image prefixes x (rows, length, dim) in the KV cache.
 
-        A prefix starts at position 0 and has bidirectional attention.
+        A prefix (BOS and image tokens) starts at position 0 and has bidirectional attention.
         """
         ...
 

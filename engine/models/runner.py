@@ -124,7 +124,7 @@ class Runner:
         """Store the keys and values of image prefixes in their KV cache pages, then process the prompts after them.
 
         Args:
-            images: (images, prefix length, dim) embeddings.
+            images: (images, prefix length, dim) embeddings of BOS and image tokens.
             prefixes: (images, pages) pages of the prefixes.
             prompts: (tokens, dim) embeddings of all prompts, or None.
             positions: (tokens,) positions in the sequences.

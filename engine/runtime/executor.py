@@ -188,7 +188,7 @@ class Executor(Generic[PreparedT]):
         model: the model.
         config: engine configuration.
         products: dtype of most matrix products (GEMMs).
-        fallbacks: collects notes about slow fallbacks.
+        fallbacks: collects messages about slower implementations that are used.
         cache: paged KV cache. Padding rows write to page 0, which is never read.
         runner: runs the parts of a step.
         images: encodes images on the compute stream.
@@ -202,7 +202,7 @@ class Executor(Generic[PreparedT]):
     Attributes:
         model: the model.
         products: dtype of most matrix products (GEMMs).
-        fallbacks: notes about slow fallbacks.
+        fallbacks: messages about slower implementations that are used.
     """
 
     def __init__(

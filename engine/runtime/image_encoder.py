@@ -45,7 +45,7 @@ class CudaImageEncoder:
         depth: number of step slots.
         stream: CUDA stream of the encoder.
         graphs: CUDA graphs that run on `stream`.
-        fallbacks: collects notes about slow fallbacks.
+        fallbacks: collects messages about slower implementations that are used.
 
     Attributes:
         idle: function that returns whether the device is probably idle.

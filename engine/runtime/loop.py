@@ -167,7 +167,7 @@ class StepLoop(Generic[ImageT]):
                 self._post(lambda: admission.configure(stream, settings))
 
     def release_prefix(self, kept: KeptPrefix) -> None:
-        """Release the KV cache pages of a cached image prefix. The call has no effect after the step loop has ended."""
+        """Release the KV cache pages of an encoded image. The call has no effect after the step loop has ended."""
         with suppress(EngineClosedError):
             self._post(lambda: self._scheduler.release_prefix(kept))
 
@@ -175,8 +175,8 @@ class StepLoop(Generic[ImageT]):
         """Run a function in the thread of the step loop while the engine is idle, and return its result.
 
         Raises:
-            EngineError: if a request is queued or in progress, if an image prefix is cached, or if the caller is the
-                step loop's thread.
+            EngineError: if a request is queued or in progress, if an encoded image is not closed, or if the caller is
+                the step loop's thread.
         """
         self.require_other_thread()
         outcome: Future[T] = Future()

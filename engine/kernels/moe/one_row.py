@@ -3,10 +3,10 @@
 They are GEMVs without tensor cores, so the row is not padded.
 
 `row_into` computes everything that depends on the layer norm of the row: QKV heads, temperature products, and router or
-dense MLP. The temperature products are partial sums, which the attention kernel adds. The router program that ends last
-chooses the experts. `add_experts` computes these experts. Additional programs of its fc1 compute the output projection
-of attention. Its fc2 adds all results to the residual. Each kernel loads its weights before it waits for the previous
-kernel, see `kernels.gemv`.
+dense MLP. The temperature products belong to the attention temperature; they are partial sums, which the attention
+kernel adds. The router program that ends last chooses the experts. `add_experts` computes these experts. Additional
+programs of its fc1 compute the output projection of attention. Its fc2 adds all results to the residual. Each kernel
+loads its weights before it waits for the previous kernel, see `kernels.gemv`.
 
 FP8 weights are multiplied in float16, two at a time, because float32 would need 2.5 instructions per weight. Groups of
 four products are added in float16, and the groups in float32. `shrunk` scales the inputs down, so that each product
@@ -239,8 +239,8 @@ def row_into(
 ) -> None:
     """Compute everything in a decoder block that depends on the layer norm of a row.
 
-    The outputs are the QKV heads, the temperature products, and either the chosen experts or the hidden values of the
-    MLP.
+    The outputs are the QKV heads, the products for the attention temperature, and either the chosen experts or the
+    hidden values of the MLP.
 
     Args:
         x: (1, dim).
@@ -252,8 +252,8 @@ def row_into(
         router: linear layer to the logits of experts, or None for a dense block.
         heads: (1, heads) output.
         gelu_out: (1, outputs - heads) output after tanh-approximated GELU.
-        products: float32 (heads / `shape.block_n`, 1, factors) output: partial sums of the temperature products. The
-            kernel that reads them adds them.
+        products: float32 (heads / `shape.block_n`, 1, factors) output: partial sums of the products for the attention
+            temperature. The kernel that reads them adds them.
         chosen: output for the logits, the chosen experts and the layer norm, if there is a router.
         shape: tile sizes.
         pdl: whether to use programmatic dependent launch, see `kernels.common`. The previous kernel may write x and

@@ -327,8 +327,8 @@ class TextDecoder(nn.Module):
     def write_kv(self, x: torch.Tensor, cache: Cache) -> None:
         """Store the keys and values of image prefixes in the KV cache.
 
-        Prefixes start at position 0 and have bidirectional attention. The last block computes only keys and values,
-        because the hidden states of an image are not needed.
+        A prefix (BOS and image tokens) starts at position 0 and has bidirectional attention. The last block computes
+        only keys and values, because the hidden states of an image are not needed.
 
         Args:
             x: (rows, length, dim) embeddings of the whole prefixes.
