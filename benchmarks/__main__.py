@@ -400,7 +400,7 @@ def against_vllm(
 ) -> None:
     """Compare Saccade and vLLM on a random model with the dimensions of Moondream 3. Needs a GPU and vLLM.
 
-    Each program loads the model once per configuration and round. Each result is printed to stderr at once.
+    Each program loads the model once per configuration and round. Each result is printed to stderr immediately.
     """
     from benchmarks.against.vllm import compare
 

@@ -96,7 +96,7 @@ class Source(ABC):
         """Yield the source's frames in presentation order."""
 
     def close(self) -> None:
-        """Close the source. A running iteration ends at its next packet; later iterations end at once.
+        """Close the source. A running iteration ends at its next packet; later iterations end immediately.
 
         Thread-safe; may be called more than once.
         """

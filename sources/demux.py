@@ -36,7 +36,7 @@ class FileDemuxer:
     Args:
         container: the open file, positioned at its beginning or at a keyframe.
         video: the video stream to read; None to read no video.
-        shift: seconds to add to the timestamps from this position on, to remove earlier clock jumps; see `KeyFrame`.
+        shift: seconds to add to the timestamps from this position on, to remove earlier jumps; see `KeyFrame`.
     """
 
     def __init__(
@@ -123,10 +123,10 @@ class KeyFrame:
     """Position and time of a keyframe in a file, at which decoding can start.
 
     Attributes:
-        time: presentation timestamp after removal of clock jumps, in units of the video's time base.
+        time: presentation timestamp after removal of jumps, in units of the video's time base.
         pts: presentation timestamp as stored in the container.
         position: byte offset in the file; None if unknown.
-        shift: seconds to add to the stored timestamps from this keyframe on, to remove clock jumps.
+        shift: seconds to add to the stored timestamps from this keyframe on, to remove timestamp jumps.
     """
 
     time: int

@@ -64,8 +64,8 @@ def open_source(
         vid_stride: yield every `vid_stride`-th frame.
         start: skip frames before this time, in seconds from the beginning; not for live sources.
         end: stop before this time, in seconds from the beginning; not for live sources.
-        hwaccel: "auto" decodes live sources and paced files on a GPU if there is one; "cuda" requires a GPU;
-            "none" decodes on the CPU.
+        hwaccel: decoder of live sources and paced files: "auto" uses a GPU if possible, "cuda" requires a GPU, "none"
+            uses the CPU. Other files are decoded on the CPU.
         rtsp_transport: transport of RTSP; "auto" selects one.
         loss: "hide" drops frames with lost RTP packets; "show" yields them with `Frame.damaged` set.
         tls: server certificates to accept: "verify", "accept" (any) or "sha256:HEX" (one pinned certificate).

@@ -44,7 +44,7 @@ _MOST_HELD_BYTES = 64 * 1024 * 1024  # of encoded frames between a keyframe and 
 class FileSource(Source):
     """A video file as a source. Each iteration starts at the beginning of the file.
 
-    Timestamps are the container's, as integers in the stream's time base. Clock jumps are removed; missing or
+    Timestamps are the container's, as integers in the stream's time base. Timestamp jumps are removed; missing or
     decreasing timestamps are repaired (see `timestamps`). `captured_at` counts from the beginning of the video.
 
     Frames are rotated upright by the container's display matrix. Damaged packets, packets missing from a truncated
@@ -57,7 +57,8 @@ class FileSource(Source):
             them, but not converted.
         start: skip frames before this time, in seconds from the beginning of the video.
         end: stop before this time, in seconds from the beginning of the video.
-        hwaccel: whether to decode on the GPU.
+        hwaccel: "auto" to decode on a GPU only if the attribute `gpu` is set, "cuda" to require a GPU, "none" for the
+            CPU.
         paced: whether the file is played in a loop, like a camera. The decoder then uses few threads and is reused in
             each iteration.
         index: keyframe index of another source of the same file, used to find `start`; None for a new index.

@@ -26,9 +26,9 @@ def gpu_decoding(hwaccel: HwAccel, gpu: int | None = None) -> HWAccel | None:
     """Return PyAV's handle for decoding on a GPU, or None to decode on the CPU.
 
     Args:
-        hwaccel: whether to decode on the GPU.
-        gpu: index of the GPU on which decoded frames stay; None to copy frames to main memory. With an index, the GPU's
-            `primary_context` must be current in the thread that creates a decoder with the handle.
+        hwaccel: "auto" to decode on a GPU if there is one, "cuda" to require a GPU, "none" for the CPU.
+        gpu: index of the GPU that stores the decoded frames; None to copy frames to main memory. With an index, the
+            GPU's `primary_context` must be current in the thread that creates a decoder with the handle.
 
     Raises:
         SourceError: if the GPU is required and cannot decode.

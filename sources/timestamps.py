@@ -14,10 +14,10 @@ _LIMIT = 2**62  # timestamps beyond are garbage, and adding to them would leave 
 
 
 class InputClock:
-    """Removes clock jumps from the timestamps of a media file, with the same correction for all streams of the file.
+    """Removes jumps from the timestamps of a media file, with the same correction for all streams of the file.
 
-    - A jump is a decrease by more than 1 s, or an increase by more than 10 s. If the format's clock cannot jump, the
-      increase must exceed a day.
+    - A jump is a decrease by more than 1 s, or an increase by more than 10 s. If timestamps of the format cannot jump,
+      the increase must exceed a day.
     - The first stream that jumps continues at its previous time. The necessary correction (shift) is stored.
     - Each other stream gets the same shift when it jumps, so that audio and video stay together. Packets from
       before the jump that are stored after it keep the old shift.
@@ -25,7 +25,7 @@ class InputClock:
     - A timestamp far from those of the previous and the next packet is treated as missing.
 
     Args:
-        jumps: whether the format's clock may jump, as in MPEG-TS.
+        jumps: whether timestamps of the file format may jump, as in MPEG-TS.
         shift: initial shift in seconds, if reading begins after a jump.
     """
 

@@ -142,7 +142,7 @@ def compare(rounds: int, configs: Sequence[str], requests: int, images: int, lim
 
 
 def run(program: str, config: str, requests: int, images: int, limit_s: float) -> Measured:
-    """Measure a program in a separate process, and print each result to stderr at once.
+    """Measure a program in a separate process, and print each result to stderr immediately.
 
     Args:
         program: `saccade` or `vllm`.

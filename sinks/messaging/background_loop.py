@@ -88,7 +88,7 @@ class BackgroundLoop:
             self._loop.call_soon_threadsafe(self._woken.set)
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` seconds for `wake`. Return at once if `wake` was called since the last `wait`."""
+        """Wait up to `timeout_s` seconds for `wake`. Return immediately if `wake` was called since the last `wait`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._woken.wait()

@@ -75,7 +75,7 @@ class _OpenFile:
 class PacketRecorder:
     """Records the encoded packets of one stream to MP4 files, from construction until `close`. `take` is thread-safe.
 
-    A file starts at a keyframe. A new file starts after the segment's length, after a gap, after a clock jump, and
+    A file starts at a keyframe. A new file starts after the segment's length, after a gap, after a timestamp jump, and
     when the codec, the parameter sets or the audio format change.
 
     Args:
@@ -121,7 +121,7 @@ class PacketRecorder:
         self._thread.start()
 
     def take(self, packet: CodedPacket | AudioPacket) -> None:
-        """Queue an encoded video or audio packet for recording. Returns at once."""
+        """Queue an encoded video or audio packet for recording. Does not block."""
         with self._lock:
             video = isinstance(packet, CodedPacket)
             may_begin = isinstance(packet, CodedPacket) and packet.key and self._waiting < _MOST_BYTES // 2

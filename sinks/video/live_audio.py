@@ -35,7 +35,7 @@ class LiveAudio:
         self._refused = ""
 
     def take(self, packet: AudioPacket) -> None:
-        """Queue an audio packet, with a timestamp on the same clock as the frames. Returns at once."""
+        """Queue an audio packet, with a timestamp on the same clock as the frames. Does not block."""
         self._taken.append(packet)
 
     def writer(self) -> AudioWriter | None:

@@ -112,7 +112,7 @@ class Connection(ServerConnection):
         self._request_bytes = 0
 
     def abort(self) -> None:
-        """Close the WebSocket connection at once and discard unsent data."""
+        """Close the WebSocket connection immediately and discard unsent data."""
         if self._made:
             self.transport.abort()
 

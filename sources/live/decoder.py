@@ -25,8 +25,8 @@ class Decoder:
     Args:
         codec: FFmpeg's name of the codec.
         parameter_sets: parameter sets with start codes, needed before the first frame; b"" if none.
-        hwaccel: whether to use the GPU.
-        gpu: index of the GPU on which decoded frames stay, see `gpu_decoding`.
+        hwaccel: "auto" to decode on a GPU if there is one, "cuda" to require a GPU, "none" for the CPU.
+        gpu: index of the GPU that stores the decoded frames, see `gpu_decoding`.
         show_damaged: whether to return frames with missing parts too, after error concealment.
 
     Raises:

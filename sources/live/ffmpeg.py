@@ -136,8 +136,8 @@ class FfmpegConnection:
     Args:
         address: URL or device, with FFmpeg's options.
         dialer: opens the network connections.
-        hwaccel: whether to decode on the GPU.
-        gpu: index of the GPU on which decoded frames stay, see `gpu_decoding`.
+        hwaccel: "auto" to decode on a GPU if there is one, "cuda" to require a GPU, "none" for the CPU.
+        gpu: index of the GPU that stores the decoded frames, see `gpu_decoding`.
         taps: callbacks that receive the encoded packets; None for none.
 
     Raises:

@@ -12,8 +12,8 @@ class Pacer:
     """Playback schedule of one live stream that arrives in bursts.
 
     - If a timestamp decreases, repeats or jumps forward, the frame follows the previous frame by the usual interval.
-    - A late frame is shown at once. Later frames are delayed by the same time. Playback then runs 10 % faster until the
-    delay is recovered.
+    - A late frame is shown immediately. Later frames are delayed by the same time. Playback then runs 10 % faster until
+    the delay is recovered.
     - If faster playback makes frames late again, playback returns to normal speed and keeps the delay.
     """
 

@@ -80,7 +80,7 @@ class AudioPacket:
 
 @dataclass(slots=True)
 class Taps:
-    """Callbacks for the encoded packets of a live source. The receiving thread calls them, so they must return at once.
+    """Callbacks for the encoded packets of a live source. The receiving thread calls them, so they must not block.
 
     Attributes:
         video: callbacks for each encoded video frame, including frames that are never decoded.

@@ -102,7 +102,7 @@ class LiveSource(Source):
 
         Args:
             take: called with each audio packet, with timestamps on the clock of `Frame.pts`. Called in the receiving
-                thread or in the iterating thread; must return at once.
+                thread or in the iterating thread; must not block.
         """
         if not self._sound.listeners:
             self.taps.sound.append(self._sound.hear)

@@ -46,8 +46,8 @@ class RtspConnection:
         address: the URL, with credentials.
         closed: event; setting it aborts all blocking calls.
         choice: selects TCP, UDP or another transport.
-        hwaccel: whether to decode on the GPU.
-        gpu: index of the GPU on which decoded frames stay, see `gpu_decoding`.
+        hwaccel: "auto" to decode on a GPU if there is one, "cuda" to require a GPU, "none" for the CPU.
+        gpu: index of the GPU that stores the decoded frames, see `gpu_decoding`.
         loss: whether to return or to hide damaged frames.
         tls: which TLS certificates to accept.
         check_address: raises SourceError for a forbidden address, also after a redirect; None to allow any.

@@ -44,7 +44,7 @@ class TransportChoice:
         return self._auto and not self._refused
 
     def refused(self) -> bool:
-        """Record that the server refused the transport. Return whether to retry at once with another transport."""
+        """Record that the server refused the transport. Return whether to retry immediately with another transport."""
         if not self.may_switch:
             return False
         self._refused.add(self.way)
