@@ -1,13 +1,14 @@
-"""The benchmark `saccade bench bubble`: predicts and measures the speedup of pipelining host and device.
+"""The benchmark `saccade bench bubble`: predicts and measures the speedup from pipelining host and device.
 
     speedup = T_block / T_pipe · (1 − z)
 
-The engine either waits for each decode step (depth 1, blocking), or prepares the next step meanwhile (depth 2,
-pipelined). T_block and T_pipe are the mean periods of a decode step at depth 1 and 2. A period lasts from the end of
+The engine either waits for each decode step (depth 1, blocking), or prepares the next step while the device runs (depth
+2, pipelined). T_block and T_pipe are the mean periods of a decode step at depth 1 and 2. A period lasts from the end of
 the previous step to the end of this step. A row is one sequence in one decode step. z is the fraction of wasted rows,
-whose sequences had already ended.
+which belong to sequences that had already ended.
 
-The means include all decode steps, because steps next to a prefill are common, and they cost the blocking engine more.
+The means include decode steps next to a prefill, because these steps are common, and they cost the blocking engine
+more.
 
 The measured speedup compares useful rows per second, without the time of prefills. The prediction assumes the same
 number of rows per step at both depths. The table shows the mean number of rows at each depth.
@@ -50,10 +51,10 @@ class BubbleRow:
         forward_ms, sampling_ms: median device time of the forward pass and of sampling, in a pipelined decode step
             with a full batch.
         bookkeeping_ms: median host time of a pipelined decode step with a full batch, without waiting.
-        idle_block_ms, idle_pipe_ms: median idle time of the device per period.
-        t_block_ms, t_pipe_ms: mean period of all decode steps.
-        steps: L, mean number of decode steps per answer.
-        zombies: z, fraction of wasted rows in pipelined decode steps.
+        idle_block_ms, idle_pipe_ms: median idle time of the device per period, blocking and pipelined.
+        t_block_ms, t_pipe_ms: mean period of all decode steps, blocking and pipelined.
+        steps: mean number of decode steps per answer.
+        zombies: z, fraction of wasted rows in pipelined decode steps: rows of sequences that had already ended.
         predicted: predicted speedup of decoding, T_block / T_pipe · (1 − z).
         observed: measured speedup of decoding: ratio of useful rows per second, without prefills.
         prefill_ms: mean prefill time of one image, pipelined.
@@ -87,8 +88,8 @@ class BubbleBench:
     """The results of the benchmark of pipelining host and device.
 
     Attributes:
-        model, device, dtype: model, device and data type.
-        conf: score threshold at which answers have the requested mean number of objects.
+        model, device, dtype: name of the model, device and data type.
+        conf: score threshold with which answers have the requested mean number of objects.
         rows: results for each number of streams.
     """
 

@@ -1,4 +1,4 @@
-"""Code that the benchmarks share: parsing of command-line flags, and test images."""
+"""Code that several benchmarks use: parsing of command-line flags, and test images."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def parse_counts(text: str, flag: str) -> list[int]:
-    """Parse a list of numbers from 1 to 64, such as `1,8,32`.
+    """Parse a comma-separated list of integers from 1 to 64, such as `1,8,32`.
 
     Raises:
         ConfigError: if the text is invalid. The message names the flag.
@@ -43,7 +43,7 @@ def parse_counts(text: str, flag: str) -> list[int]:
 
 
 def parse_small(text: str, flag: str, most: int) -> list[int]:
-    """Parse a list of numbers from 0 to `most`, such as `0,2`.
+    """Parse a comma-separated list of integers from 0 to `most`, such as `0,2`.
 
     Raises:
         ConfigError: if the text is invalid. The message names the flag.
@@ -55,7 +55,7 @@ def parse_small(text: str, flag: str, most: int) -> list[int]:
 
 
 def parse_range(text: str, flag: str) -> tuple[float, float]:
-    """Parse one frame rate or a range of frame rates, such as `15` or `5-30`. Rates must be above 0 and at most 1000.
+    """Parse a frame rate such as `15`, or a range of frame rates such as `5-30`. Rates are above 0 and at most 1000.
 
     Raises:
         ConfigError: if the text is invalid. The message names the flag.
@@ -68,7 +68,7 @@ def parse_range(text: str, flag: str) -> tuple[float, float]:
 
 
 def parse_weights(text: str, flag: str) -> list[float]:
-    """Parse a list of weights from 0.01 to 100, such as `1,1,4`.
+    """Parse a comma-separated list of scheduling weights from 0.01 to 100, such as `1,1,4`.
 
     Raises:
         ConfigError: if the text is invalid. The message names the flag.

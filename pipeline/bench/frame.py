@@ -27,7 +27,7 @@ class FrameBench:
     """The measured latency of single images, in milliseconds.
 
     Attributes:
-        model, device, dtype: model, device and data type.
+        model, device, dtype: name of the model, device and data type.
         width, height: size of the images, in pixels.
         frames: number of measured images.
         median_ms, p99_ms: median and 99th percentile of the time from the submission of an image to its boxes.
@@ -52,7 +52,7 @@ class FrameBench:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return the latency as text of two lines."""
+        """Return the latency as two lines of text."""
         return (
             f"{self.model} on {self.device} in {self.dtype}, {self.width}x{self.height}, {self.frames} images, "
             f"{self.boxes:.1f} boxes each\n"

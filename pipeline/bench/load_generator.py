@@ -1,7 +1,7 @@
-"""Runs a closed loop of streams on an engine, and measures the engine's steps. The benchmarks share this module.
+"""Runs a closed loop of streams on an engine, and measures the engine's steps. Several benchmarks use this module.
 
-Each stream submits one prompt about one image, and submits the next prompt after the answer. The model decides when
-answers end, so their length is not known in advance.
+Each stream submits one prompt about one image, and submits the next prompt after it receives the answer. The model
+decides when an answer ends, so that its length is not known in advance.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Job = tuple[RgbImage, Detect]
 
 
 class RandomWindows:
-    """Chooses random windows of images in the model's input size, to simulate `--saccades`.
+    """Chooses random windows of images, to simulate `--saccades`. A window has the size of the model's input.
 
     Args:
         engine: the engine.
@@ -77,14 +77,15 @@ class RandomWindows:
 
 @dataclass(slots=True, frozen=True)
 class StepTimes:
-    """The times of an engine step on the compute stream, in seconds.
+    """The times of an engine step on the CUDA stream that computes, in seconds.
 
     Attributes:
         decode: whether the step is a decode step. Otherwise it is a prefill.
         rows: number of sequences in the step.
-        end: end of the step, on the clock of `time.perf_counter`.
+        end: time at which the step ended, by `time.perf_counter`.
         period: time from the end of the previous step to the end of this step.
-        forward, sampling: parts of the period. `sampling` is 0 if the CUDA graph of the forward pass includes it.
+        forward, sampling: time of the forward pass and of sampling, as parts of the period. `sampling` is 0 if the CUDA
+            graph of the forward pass includes it.
         host: host time of the step, without waiting.
     """
 
@@ -105,7 +106,7 @@ class Measured:
         steps: steps that ended during the measurement.
         answers: number of answers.
         rows: number of rows. A row is one sequence in one decode step.
-        zombies: number of wasted rows, whose sequences had already ended.
+        zombies: number of wasted rows: rows of sequences that had already ended.
         elapsed: duration of the measurement, in seconds.
     """
 
@@ -117,12 +118,12 @@ class Measured:
 
     @property
     def zombie_share(self) -> float:
-        """The fraction z of wasted rows, from 0 to 1."""
+        """The fraction z of wasted rows (rows of sequences that had already ended), from 0 to 1."""
         return self.zombies / self.rows
 
     @property
     def useful_steps(self) -> float:
-        """The mean number L of decode steps per answer."""
+        """The mean number of decode steps per answer, without wasted steps."""
         return (self.rows - self.zombies) / self.answers
 
     @property
@@ -137,12 +138,12 @@ class Measured:
 
     @property
     def period(self) -> float:
-        """The mean period T of all decode steps, in seconds."""
+        """The mean period T of all decode steps, in seconds. A period lasts from the end of one step to that of the next."""
         return statistics.mean(step.period for step in self.decode)
 
     @property
     def useful_rate(self) -> float:
-        """The number of useful rows per second, without the time of prefills."""
+        """The number of useful rows (of sequences that had not ended) per second, without the time of prefills."""
         prefilling = sum(step.period for step in self.steps if not step.decode)
         return (self.rows - self.zombies) / (self.elapsed - prefilling)
 
@@ -154,11 +155,14 @@ class Measured:
 
     @property
     def per_answer_s(self) -> float:
-        """The expected time per answer, in seconds: one prefill, plus the answer's share of the decode steps."""
+        """The expected time per answer, in seconds: one prefill, plus the answer's part of the time of decode steps."""
         return self.prefill_s + self.useful_steps * self.period / self.mean_rows / (1 - self.zombie_share)
 
     def full(self, streams: int) -> list[StepTimes]:
-        """Return the decode steps with a full batch. If no batch was full, return all decode steps."""
+        """Return the decode steps with a full batch (one row per stream).
+
+        If no batch was full, return all decode steps.
+        """
         return [step for step in self.decode if step.rows > _FULL * streams] or self.decode
 
 
@@ -174,8 +178,8 @@ def open_engine(
 ) -> Engine:
     """Load a model, or create a random model. The arguments are the same as for `Engine.load`.
 
-    By default, a trained model uses speculative decoding. A random model does not, because its answers do not resemble
-    earlier answers.
+    By default, speculative decoding is used for a trained model, but not for a random model, because answers of a
+    random model do not resemble earlier answers.
 
     Raises:
         EngineError: if the model, device or dtype does not exist.
@@ -204,7 +208,7 @@ def dtypes_of(engine: Engine) -> str:
 
 
 def mosaics(images: Sequence[RgbImage]) -> list[RgbImage]:
-    """Return one mosaic per image. A mosaic is tiled from one or several images. All mosaics have the same size."""
+    """Return one mosaic per image. A mosaic is a square grid of one or more images. All mosaics have the same size."""
     height, width = images[0].shape[:2]
     made = []
     for number in range(len(images)):
@@ -229,7 +233,7 @@ def jobs_of(engine: Engine, images: Sequence[RgbImage], objects: float, most: in
     Args:
         engine: the engine.
         images: the images.
-        objects: mean number of objects per answer, which a score threshold ensures.
+        objects: mean number of objects per answer. A score threshold is chosen to reach this number.
         most: maximum number of objects per answer.
     """
     classes = engine.model.classes
@@ -243,14 +247,13 @@ def jobs_of(engine: Engine, images: Sequence[RgbImage], objects: float, most: in
 
 
 def conf_for(scores: Sequence[Sequence[float]], objects: float) -> float:
-    """Return the score threshold at which answers have a given mean number of objects.
+    """Return the score threshold with which answers have a given mean number of objects.
 
-    It is computed from the scores of answers without a threshold. An answer ends at its first score below the
-    threshold, and its scores never increase (see `skills.FindObjects`). The length of an answer is therefore the number
-    of scores above the threshold.
+    An answer ends at its first score below the threshold, and its scores never increase. The length of an answer is
+    therefore the number of scores above the threshold.
 
     Args:
-        scores: scores of each answer.
+        scores: scores of each answer, generated without a threshold.
         objects: mean number of objects.
     """
     falling = sorted(chain.from_iterable(scores), reverse=True)
@@ -258,14 +261,14 @@ def conf_for(scores: Sequence[Sequence[float]], objects: float) -> float:
 
 
 class ClosedLoop:
-    """Submits the requests of all streams from one thread, each after the previous answer (closed loop).
+    """Submits the requests of all streams from one thread. A stream submits a request after its previous answer.
 
     With one thread per stream, the threads would contend for the GIL and reduce the throughput.
 
     Args:
         engine: the engine.
         jobs: the requests. They are repeated endlessly.
-        windows: windows of each image, or None.
+        windows: chooses the windows of each image, or None.
 
     Attributes:
         n_open: number of requests in flight.
@@ -284,7 +287,7 @@ class ClosedLoop:
         self.n_open += 1
 
     def take(self, timeout: float | None = None) -> tuple[float, Result]:
-        """Wait for the next answer. Return the time of the answer in seconds, and the result.
+        """Wait for the next answer. Return its latency in seconds and the result.
 
         Raises:
             queue.Empty: if no answer arrives within `timeout` seconds.
@@ -296,7 +299,7 @@ class ClosedLoop:
 
 
 def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: float, measured: Measured) -> None:
-    """Run a closed loop for a warm-up and then for `seconds`. Add the measurements to `measured`."""
+    """Run a closed loop: a warm-up, and then `seconds` that are measured. Add the measurements to `measured`."""
     loop = ClosedLoop(engine, jobs)
 
     def turn(until: float, answers: int = 0) -> None:
@@ -326,7 +329,7 @@ def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: 
 
 
 def wait_for_rest(engine: Engine) -> None:
-    """Wait until the engine is idle, after all of its steps have ended.
+    """Wait until all steps of the engine have ended.
 
     Raises:
         TimeoutError: if the engine does not become idle.
@@ -339,7 +342,7 @@ def wait_for_rest(engine: Engine) -> None:
 
 
 def step_times(trace: Trace) -> list[StepTimes]:
-    """Return the times of all engine steps that start within the trace."""
+    """Return the times of all engine steps that start during the trace."""
     device: dict[int, list[Span]] = {}
     for span in trace.spans("compute"):
         device.setdefault(_step(span), []).append(span)

@@ -22,8 +22,9 @@ class ThroughputRow:
     Attributes:
         streams: number of streams. Each has one image in flight.
         fps: total answered images per second over all streams.
-        median_ms, p99_ms: median and 99th percentile of the time from the submission of an image to its answer.
-        cpu_ms: CPU time of the process per image.
+        median_ms, p99_ms: median and 99th percentile of the time from the submission of an image to its answer, in
+            milliseconds.
+        cpu_ms: CPU time of the process per image, in milliseconds.
     """
 
     streams: int
@@ -121,7 +122,10 @@ def time_throughput(
 
 
 def _answer(loop: ClosedLoop, streams: int, stop: float) -> tuple[list[float], list[int]]:
-    """Run a closed loop until `stop`. Return the latency in milliseconds and the number of objects of each image."""
+    """Run a closed loop until the time `stop`.
+
+    Return the latency in milliseconds and the number of objects of each answered image.
+    """
     waits: list[float] = []
     found: list[int] = []
     for _ in range(streams):

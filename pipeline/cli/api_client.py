@@ -1,4 +1,4 @@
-"""A client of the HTTP API of a running Saccade. Every error has a message of one line."""
+"""A client of the HTTP API of a running Saccade. Every error message is one line."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class ApiClient:
     """A client of the HTTP API of a running Saccade.
 
     Args:
-        url: address of the server, such as http://127.0.0.1:8080.
+        url: URL of the server, such as http://127.0.0.1:8080.
         token: bearer token, or None.
 
     Raises:
-        ValueError: if the address is not an HTTP address.
+        ValueError: if the URL is not an HTTP URL.
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:
@@ -55,30 +55,38 @@ class ApiClient:
         """Return the streams of the running Saccade and their states.
 
         Raises:
-            ApiError: if the request fails. All methods raise it.
+            ApiError: if the request fails. The other request methods raise it too.
         """
         listed: list[dict[str, Any]] = (await self._json("GET", "/streams"))["streams"]
         return listed
 
     async def frame(self, stream: str, *, drawn: bool) -> bytes:
-        """Return the next frame of a stream as JPEG. `drawn` draws boxes and labels on the frame."""
+        """Return the next frame of a stream as JPEG. With `drawn`, boxes and labels are drawn on the frame."""
         overlay = "" if drawn else "?overlay=off"
         return await self._request("GET", f"/streams/{quote(stream, safe='')}/frame.jpg{overlay}")
 
     async def detect(self, image: str, name: str) -> list[dict[str, Any]]:
-        """Detect objects with a label in an image (data URL), and return their boxes."""
+        """Detect the objects with a label in an image, and return their boxes.
+
+        Args:
+            image: the image as a data URL.
+            name: label to detect.
+        """
         found: list[dict[str, Any]] = (await self._json("POST", "/v1/detect", {"image_url": image, "object": name}))[
             "objects"
         ]
         return found
 
     async def ask(self, image: str, question: str) -> str:
-        """Ask a question about an image (data URL), and return the answer."""
+        """Ask the model a question about an image, and return the answer. The image is a data URL."""
         answer: str = (await self._json("POST", "/v1/query", {"image_url": image, "question": question}))["answer"]
         return answer
 
     async def events(self, **filters: str) -> list[dict[str, Any]]:
-        """Return stored events, newest first. The filters are stream, rule, label, zone, since, q (words) and limit."""
+        """Return stored events, newest first.
+
+        The filters are stream, rule, label, zone, since, q (words to search) and limit.
+        """
         asked = "&".join(f"{key}={quote(value, safe='')}" for key, value in filters.items() if value)
         found: list[dict[str, Any]] = (await self._json("GET", f"/events?{asked}"))["events"]
         return found
@@ -98,13 +106,13 @@ class ApiClient:
         return changes
 
     async def search(self, filters: Mapping[str, str], progress: Callable[[int, int], None]) -> dict[str, Any]:
-        """Search stored events by a text, with the model.
+        """Search stored events by a text. The model of the server scores their snapshots.
 
         Return a dict with `events` (best match first) and `away` (names of unreachable machines).
 
         Args:
             filters: filters for the events. `q` is the text to search for.
-            progress: called with (done, total) during the search.
+            progress: progress callback (snapshots scored, total snapshots).
         """
         headers = {"Accept": "text/event-stream"}
         async with self._answer("GET", f"/events/search?{urlencode(filters)}", headers=headers) as response:
@@ -130,7 +138,7 @@ class ApiClient:
 
     @asynccontextmanager
     async def _answer(self, method: str, path: str, **given: Any) -> AsyncIterator[httpx.Response]:
-        """Send a request and return the successful response, before its body is read."""
+        """Send a request and return the successful response before its body is read."""
         assert self._session is not None
         try:
             async with self._session.stream(method, self._url + path, **given) as response:
@@ -148,7 +156,7 @@ class ApiClient:
 
 
 async def _read(response: httpx.Response) -> bytes:
-    """Return the body of a response. A body that is too large is truncated."""
+    """Return the body of a response. A body above the size limit is truncated."""
     data = b""
     async for part in response.aiter_bytes():
         data += part

@@ -42,7 +42,7 @@ def bench_frame(
     objects: Objects = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the latency of detection in one image: median and 99th percentile.
+    """Measure the latency of detection in single images: median and 99th percentile.
 
     The images are scaled frames of the demo clip.
     """
@@ -65,7 +65,9 @@ def bench_bubble(
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     as_json: Json = False,
 ) -> None:
-    """Measure the speedup of running host and device in parallel: step times, predicted speedup and measured speedup.
+    """Measure the speedup from preparing the next decode step while the device runs.
+
+    The table shows step times, and the predicted and the measured speedup.
 
     --model moondream-2-random and moondream-3-random need no download: they have the published dimensions and random
     weights.
@@ -97,7 +99,7 @@ def bench_throughput(
     saccades: Windows = 0,
     as_json: Json = False,
 ) -> None:
-    """Measure throughput in images per second, and CPU time, with many concurrent streams."""
+    """Measure the throughput (images per second) and the CPU time with many concurrent streams."""
     from saccade.pipeline.bench.common import parse_counts, parse_size
     from saccade.pipeline.bench.throughput import time_throughput
 
@@ -141,7 +143,7 @@ def bench_cameras(
     saccades: Windows = 0,
     as_json: Json = False,
 ) -> None:
-    """Overload the model with simulated cameras, and measure the latency of processed frames.
+    """Overload the model with frames of simulated cameras, and measure the latency of the processed frames.
 
     One camera freezes, one sends bursts of frames, and one has 4K resolution.
     """

@@ -1,4 +1,4 @@
-"""The command `saccade config` for configuration files. Slow modules are imported only when the command runs."""
+"""The command `saccade config`, which checks configuration files. Slow modules are imported only when it runs."""
 
 from __future__ import annotations
 

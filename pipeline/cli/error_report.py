@@ -24,7 +24,7 @@ _AGAIN_S = 60.0  # until a warning with the same text is shown again
 
 
 class _Warnings(logging.Handler):
-    """Collects logged warnings and errors for display. The same text is shown at most once a minute."""
+    """Collects logged warnings and errors for display. A message with the same text is shown at most once a minute."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -62,8 +62,8 @@ def take_warnings() -> list[str]:
 def guarded(command: Callable[[], int]) -> int:
     """Run a command and return its exit code. On an error, print one line and return the exit code of the error.
 
-    After a successful command, the remaining warnings are printed, because no progress bar can overwrite them then.
-    After an error, they are not printed. SACCADE_DEBUG=1 adds the traceback.
+    After a successful command, warnings that are not shown yet are printed. After an error, they are not printed.
+    SACCADE_DEBUG=1 adds the traceback.
     """
     _warnings.forget()
     logging.getLogger().addHandler(_warnings)

@@ -103,7 +103,7 @@ def search(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Search stored events by a text, with a model. The best matches come first.
+    """Search stored events by a text. A model scores their snapshots. The best matches come first.
 
     saccade search "red truck" --store kept --since 1d
 

@@ -31,7 +31,7 @@ LOST = {
 
 @contextmanager
 def counting() -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar. Yield a function that updates the bar with (done, total)."""
+    """Show a progress bar. Yield a function (done, total) that updates the bar."""
     bar = progress_bar()
     task = bar.add_task("")
     with bar:
@@ -39,14 +39,20 @@ def counting() -> Iterator[Callable[[int, int], None]]:
 
 
 def show_preparation(done: int, total: int) -> None:
-    """Show the progress of GPU preparation (warm-up) in a terminal. The line disappears at the end."""
+    """Show the progress of GPU preparation (warm-up) in a terminal.
+
+    The line disappears when the preparation is complete.
+    """
     if sys.stderr.isatty():
         line = f"preparing the GPU: {done} of {total}" if done < total else ""
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
 
 def progress_bar(*figures: ProgressColumn, console: Console | None = None) -> Progress:
-    """Return a progress bar for standard error. It disappears at the end, and is disabled without a terminal."""
+    """Return a progress bar for standard error.
+
+    It disappears when it is complete, and is hidden if there is no terminal.
+    """
     console = console or Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), *figures, TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -77,7 +83,10 @@ def _counted(count: int, noun: str) -> str:
 
 
 def golden_table(quantities: Sequence[Quantity]) -> str:
-    """Return a table with the number of differing values and the largest difference of each quantity."""
+    """Return a table that compares the engine with a reference implementation.
+
+    For each quantity, it lists the number of differing values and the largest difference.
+    """
     from saccade.engine.golden.check_engine import ANY_NUMBER
 
     lines = [f"{'quantity':<20}{'compared':>9}{'differ':>8}{'largest':>12}{'allowed':>12}"]

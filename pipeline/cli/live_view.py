@@ -1,6 +1,6 @@
-"""Shows a run in a terminal: a progress bar for a single file, otherwise a table. Changes are printed as lines.
+"""Shows a run in a terminal. A single file has a progress bar; otherwise a table lists the streams.
 
-A signal stops the run.
+State changes of streams and warnings are printed as lines. A signal stops the run.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def follow(controller: Controller, signals: EndingSignals, *, quiet: bool) -> No
     Every connection change of a live source and every warning is printed as a line, with or without a terminal.
 
     Args:
-        controller: the controller, not yet started. Its configuration file is reloaded after a change or SIGHUP. At
+        controller: the controller, not yet started. Its configuration file is reloaded when it changes or on SIGHUP. At
             the end, `controller.finished` contains the result of each stream.
-        signals: signals to catch. After the first signal, the engine finishes its frames and every file is closed. An
-            urgent signal gives the engine 2 s.
+        signals: signals to catch. After the first signal, the engine completes its frames and every file is closed.
+            After an urgent signal, the engine has 2 s to complete its frames.
         quiet: show only errors.
     """
     console = Console(stderr=True)
@@ -99,7 +99,7 @@ def _statuses(controller: Controller) -> dict[str, StreamStatus]:
 
 
 def _line(status: StreamStatus, quiet: bool, *, alone: bool) -> str | None:
-    """Return the line to print after a change of a stream's state. Return None if the state has not changed."""
+    """Return the line to print when the state of a stream has changed. Return None if no line should be printed."""
     if status.state == "failed":
         return None if alone else f"{status.name}: {status.reason}"  # with a single stream, the exit message reports it
     if quiet or not (status.live or status.state == "stuck") or status.state == "ended":
@@ -112,9 +112,9 @@ def _line(status: StreamStatus, quiet: bool, *, alone: bool) -> str | None:
 
 @contextmanager
 def _view(console: Console, alone: StreamStatus | None, quiet: bool) -> Iterator[Show]:
-    """Show a progress bar for a single file, otherwise a table, until the end of the run.
+    """Show a progress bar for a single file, otherwise a table, until the `with` block ends.
 
-    Without a terminal, nothing is shown.
+    If there is no terminal, show nothing.
     """
     if quiet or not console.is_terminal:
         yield lambda statuses: None

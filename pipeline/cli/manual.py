@@ -1,6 +1,6 @@
 """The manual of all settings.
 
-The manual is a valid YAML configuration, generated from the declarations of the settings.
+The manual is a valid YAML configuration. It is generated from the declarations of the settings.
 
 `saccade configs manual` prints the manual. configs/manual.yaml is a copy.
 """

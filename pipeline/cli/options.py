@@ -30,11 +30,11 @@ def help_of(key: str) -> str:
 def with_settings(*keys: str, panels: Mapping[str, str] | None = None) -> Callable[[Command], Command]:
     """Return a decorator that adds a command-line flag for each setting to a command.
 
-    The command receives the values of the flags that were set as its first argument.
+    The decorated function receives the values of the flags that the user has set as its first argument.
 
     Args:
-        keys: keys of the settings, in the order of the help.
-        panels: heading in the help for each key. If None, all flags have the same heading.
+        keys: keys of the settings, in the order of the help text.
+        panels: heading in the help text for each key. If None, all flags have the same heading.
     """
 
     def decorate(command: Command) -> Command:
@@ -58,16 +58,16 @@ def with_settings(*keys: str, panels: Mapping[str, str] | None = None) -> Callab
 
 
 def settings_in(values: Mapping[str, Any]) -> Settings:
-    """Convert the command-line flags that were set to settings.
+    """Return the settings for the command-line flags that the user has set.
 
-    Repeated values of a setting that accepts a comma-separated list are joined.
+    If a flag for a comma-separated list was repeated, its values are joined with commas.
     """
     given = {key: value for key, value in values.items() if value not in (None, [], ())}
     return {key: ",".join(value) if takes_commas(key) else value for key, value in given.items()}
 
 
 def sources_in(sources: Sequence[str] | None) -> Settings:
-    """Convert one or several sources from the command line to settings."""
+    """Convert one or more sources on the command line to settings."""
     if not sources:
         return {}
     return {"source": sources[0]} if len(sources) == 1 else {"streams": [{"source": source} for source in sources]}

@@ -43,7 +43,7 @@ class Dependency:
     extra: str
 
     def check(self) -> str:
-        """Import the distribution and return its version. The name of an alternative build is added to the version.
+        """Import the distribution and return its version. For an alternative build, its name is added to the version.
 
         Raises:
             ImportError: if the distribution is not installed, or its module cannot be imported.
@@ -61,12 +61,12 @@ class Dependency:
 
     @property
     def remedy(self) -> str:
-        """The command that installs the distribution's extra. Empty if the distribution belongs to no extra."""
+        """The command that installs the extra of the distribution. Empty if the distribution belongs to no extra."""
         return install_command(self.extra) if self.extra else ""
 
 
 def dependencies() -> list[Dependency]:
-    """Return all dependencies except developer tools, in the order of declaration."""
+    """Return all dependencies except developer tools, in the order in which they are declared."""
     found = []
     for text in _declared():
         requirement = Requirement(text)
@@ -78,7 +78,10 @@ def dependencies() -> list[Dependency]:
 
 
 def _declared() -> list[str]:
-    """Return the requirements in the format of package metadata. An extra is part of the environment marker."""
+    """Return the requirements as strings, in the format of package metadata.
+
+    The extra of a requirement is in its environment marker, such as `mcp; extra == "mcp"`.
+    """
     if (file := Path(saccade.__file__).resolve().parents[1] / "pyproject.toml").is_file():
         project = tomllib.loads(file.read_text()).get("project", {})
         if project.get("name") == DISTRIBUTION:
@@ -95,7 +98,7 @@ def _installed(name: str) -> metadata.Distribution | None:
 
 
 def _module_of(found: metadata.Distribution, name: str) -> str:
-    """Return the module to import when a distribution is checked: the module of the same name, or the first module."""
+    """Return the module to import to check a distribution: the module of the same name, or its first module."""
     mine = {
         module
         for module, owners in metadata.packages_distributions().items()

@@ -1,4 +1,4 @@
-"""Handles SIGINT, SIGTERM and SIGHUP during a command. Signals are collected, and the shutdown has a timeout.
+"""Handles SIGINT, SIGTERM and SIGHUP during a command. A signal requests a shutdown, which has a timeout.
 
 A signal handler only records the signal. It can interrupt the main thread at any point, so taking a lock could
 cause a deadlock.
@@ -24,10 +24,10 @@ _CAUGHT = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "
 
 
 class EndingSignals:
-    """Collects the signals that stop a command, from `catch` to the end of the `with` block.
+    """Records the signals that stop a command, from `catch` to the end of the `with` block.
 
-    The first SIGINT only requests a shutdown, because a user can press Ctrl-C again. Any other signal is urgent: the
-    process exits within 5 s, even if a part of it hangs.
+    The first SIGINT (Ctrl-C) requests a shutdown without a timeout, because the user can press Ctrl-C again. Any other
+    signal is urgent: the process exits within 5 s, even if a part of it hangs.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class EndingSignals:
         self._done = threading.Event()
 
     def reload_on_hangup(self) -> None:
-        """Make SIGHUP request a reload of the configuration. Without this call, SIGHUP stops the command."""
+        """Use SIGHUP as a request to reload the configuration. Without this call, SIGHUP stops the command."""
         self._reload = False
 
     def take_reload(self) -> bool:
@@ -48,7 +48,7 @@ class EndingSignals:
         return asked
 
     def catch(self) -> None:
-        """Start to collect signals. Without collection, a signal ends the process at once.
+        """Start to record signals. Before this call, a signal ends the process at once.
 
         A second call does nothing.
         """

@@ -1,4 +1,4 @@
-"""Makes printing to standard output and standard error safe, for any encoding and for closed streams."""
+"""Makes printing to standard output and standard error safe, for any encoding and for closed file descriptors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def prepare_terminal() -> None:
     A character that the encoding does not support is replaced by a similar character or by \uXXXX.
 
     If standard error is closed, its output is discarded. Otherwise print() would write it to standard output. If
-    standard output is closed, it stays None, and print() does nothing.
+    standard output is closed, `sys.stdout` stays None, and print() does nothing.
     """
     for descriptor in (0, 1, 2):
         try:

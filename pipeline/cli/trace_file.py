@@ -1,4 +1,4 @@
-"""The option `saccade run --trace`: writes a timeline of the engine for https://ui.perfetto.dev."""
+"""The option `saccade run --trace`: writes a timeline of the engine that https://ui.perfetto.dev can show."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def check_file(path: Path | None) -> None:
 
 @contextmanager
 def traced(engine: Engine, path: Path) -> Iterator[None]:
-    """Trace the engine while the block runs. The trace file is also written if the block fails.
+    """Trace the engine during the `with` block, then write the trace file.
+
+    It is also written if the block raises an error.
 
     Raises:
         ConfigError: if the file cannot be written.

@@ -1,4 +1,4 @@
-"""The configuration of a run: all settings (`run`, `stream`), and access to the YAML file (`file`, `edit`)."""
+"""The configuration of a run: the models of all settings (`run`, `stream`), and the YAML file (`file`, `edit`)."""
 
 from saccade.pipeline.config.http import parse_place
 from saccade.pipeline.config.prompts import Changes, Prompts, ShareSettings

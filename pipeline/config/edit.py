@@ -1,6 +1,6 @@
 """Writes stream settings into a configuration file. The order, comments and quotes of all other text are preserved.
 
-The file is replaced atomically and synced to disk.
+The new file replaces the old file atomically and is synced to disk.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def save_streams(
         check: reads the new file before it replaces the old file, and raises ConfigError to cancel.
 
     Raises:
-        ConfigError: if the file cannot be read or written, was changed in the meantime, or `check` rejects it.
+        ConfigError: if the file cannot be read or written, another program has changed it, or `check` rejects it.
     """
     try:
         before = path.read_text(encoding="utf-8")
@@ -64,7 +64,7 @@ def edited(text: str, given: RunConfig, wanted: RunConfig) -> str:
     """Edit the text of a configuration so that it describes another configuration. Return the new text.
 
     Args:
-        text: text of the configuration `given`.
+        text: YAML text of the configuration `given`.
         given: current configuration.
         wanted: new configuration.
 
@@ -118,7 +118,7 @@ def _with_regions(text: str, at: At, old: dict[str, BaseModel], new: dict[str, B
 
 
 def _as_list(text: str, given: RunConfig) -> str:
-    """Convert the text of a configuration with a single source to a configuration with a list of one stream."""
+    """Edit the text of a configuration with a single source, so that it has a list of streams with this stream."""
     stream: dict[str, Any] = {"name": given.name} if given.name else {}
     text = without_key(text, (), "name")
     stream["source"] = value_of(_required(text, ("source",)))
@@ -145,7 +145,10 @@ def _is_mapping(text: str, at: At) -> bool:
 
 
 def _values(stream: ListedStream, given: RunConfig) -> dict[str, Any]:
-    """Return the settings of a stream that differ from the defaults and from the common settings of all streams."""
+    """Return the settings of a stream that must be written into the list of streams.
+
+    They differ from the defaults and from the common settings of all streams.
+    """
     values: dict[str, Any] = {"name": stream.name, "source": stream.source}
     for key in ListedStream.model_fields:
         if key not in values and getattr(stream, key) != _without_setting(key, given, in_list=True):
@@ -154,14 +157,14 @@ def _values(stream: ListedStream, given: RunConfig) -> dict[str, Any]:
 
 
 def _without_setting(key: str, given: RunConfig, *, in_list: bool) -> Any:
-    """Return the value that a setting has in a stream that does not set it: the common value, or the default."""
+    """Return the value of a setting for a stream that does not set it: the streams' common value, or the default."""
     if in_list and key in StreamConfig.model_fields.keys() & given.model_fields_set - {"source"}:
         return getattr(given, key)
     return ListedStream.model_fields[key].get_default(call_default_factory=True)
 
 
 def plain_setting(stream: ListedStream, key: str) -> Any:
-    """Return a setting as plain YAML values, in the short form that configuration files use."""
+    """Return the value of a stream setting as plain YAML values, in the short form that configuration files use."""
     if key == "rules":
         return [values_of_rule(rule) for rule in stream.rules]
     if key in _KINDS:
@@ -170,7 +173,7 @@ def plain_setting(stream: ListedStream, key: str) -> Any:
 
 
 def _region(kind: str, region: BaseModel) -> Any:
-    """Return a zone or line as YAML values. If it has default settings, return only the list of its points."""
+    """Return a zone or line as YAML values. If all other settings have defaults, return only the list of points."""
     points = ",".join(f"{value:g}" for point in getattr(region, _POINTS[kind]) for value in point)
     others = region.model_dump(mode="json", exclude_defaults=True, exclude={_POINTS[kind]})
     return {_POINTS[kind]: points, **others} if others else points

@@ -1,4 +1,4 @@
-"""Writes rules into the text of a configuration, or as a separate YAML list."""
+"""Writes rules into the YAML text of a configuration, or as a separate YAML list."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def text_of_rules(rules: Sequence[RuleSettings], indent: str = "") -> str:
 
 
 def with_rules(text: str, at: At, rules: Sequence[RuleSettings]) -> str:
-    """Return the text of a configuration with new rules.
+    """Return the text of a configuration with its rules replaced.
 
     Args:
-        text: text of the configuration.
+        text: YAML text of the configuration.
         at: path of the mapping that contains the rules, such as ("streams", 0).
         rules: all rules of the stream. Rules that have not changed keep their text and comments.
 

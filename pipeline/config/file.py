@@ -1,6 +1,6 @@
-"""Reads a configuration from a YAML file, overridden by values of the command line. Also reads a list of rules.
+"""Reads a configuration from a YAML file. Command-line values override the file. Also reads a list of rules.
 
-Every error message is one line that names the file, line and key, or the flag. It never repeats a value that can be
+Every error message is one line that names the file, line and key, or the flag. It never contains a value that can be
 secret.
 """
 
@@ -61,7 +61,11 @@ def load(path: Path | None, overrides: Mapping[str, Any], *, source: str | None 
 
 
 def load_text(text: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """Load a configuration from the text of a file. Raise ConfigError if the text or a value is invalid."""
+    """Load a configuration from the text of a configuration file.
+
+    Raises:
+        ConfigError: if the text or a value is invalid.
+    """
     path = Path("configuration")
     return _validated(*_read_yaml(path, text), path, overrides or {}, None)
 
@@ -91,8 +95,8 @@ def read_rules(text: str, check: Callable[[list[RuleSettings]], None]) -> list[R
     """Parse the rules of one stream from a YAML list.
 
     Args:
-        text: text that the user has written.
-        check: raises PlacedError for rules that the stream does not support.
+        text: YAML text from the user.
+        check: function that raises PlacedError if the stream does not support the rules.
 
     Raises:
         TextError: if the text is invalid.
@@ -110,7 +114,11 @@ def read_rules(text: str, check: Callable[[list[RuleSettings]], None]) -> list[R
 
 
 def first_mistake(error: ValidationError) -> ErrorDetails:
-    """Return the validation error to report: the first error, unless a misspelt key explains a missing key."""
+    """Return the validation error to report to the user. Usually it is the first error.
+
+    If the first error is a missing key, and the same mapping has an unknown key, the key is probably misspelt. The
+    error of the unknown key is then returned.
+    """
     first, *others = error.errors()
     if first["type"] == "missing":
         unknown = (one for one in others if one["type"] == "extra_forbidden" and one["loc"][:-1] == first["loc"][:-1])
@@ -124,7 +132,7 @@ def _key_of(error: ErrorDetails) -> KeyPath:
 
 
 def _placed(error: ErrorDetails, places: Places, known: type[BaseModel]) -> tuple[Where, str]:
-    """Return the line and column of a validation error in the text, and a short explanation."""
+    """Return the line and column of a validation error in the YAML text, and a short explanation."""
     cause, key = error.get("ctx", {}).get("error"), _key_of(error)
     if isinstance(cause, PlacedError) and (*key, VALUE) in places:
         return _place_in(cause, key, places), f"{_named(error, key)}{cause}"
@@ -139,25 +147,28 @@ def _place_in(error: PlacedError, key: KeyPath, places: Places) -> Where:
 
 
 def _nearest(key: KeyPath, places: Places) -> Where:
-    """Return the line and column of a setting. If unknown, return the position of the innermost enclosing setting."""
+    """Return the line and column of a setting.
+
+    If the position is unknown, return that of the innermost enclosing setting.
+    """
     return next(places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in places)
 
 
 def _named(error: ErrorDetails, key: KeyPath) -> str:
     """Return a prefix for an error message that names the invalid setting.
 
-    Return an empty text if the message already names the setting.
+    Return an empty string if the message already names the setting.
     """
     return f"{_called(key).lstrip('.')}: " if error["loc"] else ""
 
 
 def explain(error: ErrorDetails, known: type[BaseModel], *, from_file: bool = True) -> str:
-    """Convert a pydantic error to a short text: the key or flag, and the problem.
+    """Convert a pydantic error to a short message: the key or flag, and the problem.
 
     Args:
         error: the error of pydantic.
         known: the model that defines the valid keys at the position of the error.
-        from_file: whether to name the setting as a key. Otherwise it is named as a command-line flag.
+        from_file: True to name the setting by its key, False to name it by its command-line flag.
     """
     reason = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if error["type"] == "model_type":  # pydantic names a class
@@ -198,7 +209,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_yaml(path: Path, text: str) -> tuple[dict[str, Any], Places]:
-    """Read a YAML file. Return its values, and the line and column of each key and list item, by path."""
+    """Parse the text of a YAML file. Return its values, and the line and column of each key and list item, by path."""
     try:
         values, places = _parse(text)
     except TextError as error:
@@ -233,7 +244,7 @@ def _parse(text: str, at: KeyPath = ()) -> tuple[Any, Places]:
 def _note_places(node: yaml.Node, at: KeyPath, places: Places) -> None:
     """Record the line and column of each key and list item of a YAML node.
 
-    Reject duplicate keys, because YAML would silently use the last of them.
+    Reject duplicate keys. Otherwise, YAML silently uses the last value.
     """
     if len(at) > MAX_DEPTH:  # also stops at recursive aliases
         raise TextError(f"the YAML is nested more than {MAX_DEPTH} levels deep")

@@ -101,10 +101,10 @@ def parse_place(text: str) -> tuple[str, int]:
 
 
 def check_open(host: str, token: str | None) -> None:
-    """Check that a server requires authentication if other machines can reach it.
+    """Check that a server has a token if other machines can connect to it.
 
     Raises:
-        ConfigError: if other machines can reach `host`, and no token is set.
+        ConfigError: if other machines can connect to `host`, and no token is set.
     """
     if token is None and not is_loopback(host):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The prompts of a stream and its share of the engine: settings that can change while the stream runs."""
+"""The prompts of a stream, and its scheduling settings. These settings can change while the stream runs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Prompts(NullIsUnset):
 
     @property
     def nothing(self) -> str | None:
-        """The error message for missing prompts. None if there are prompts."""
+        """The error message if the stream has no prompts, otherwise None."""
         return (
             None
             if self.asked
@@ -78,7 +78,7 @@ class Prompts(NullIsUnset):
 
     @property
     def prompts(self) -> Prompts:
-        """Only the prompts, without other settings of the stream."""
+        """A copy of the prompts without the other settings of the stream."""
         return Prompts.model_construct(**{key: getattr(self, key) for key in Prompts.model_fields})
 
     @property
@@ -90,7 +90,7 @@ class Prompts(NullIsUnset):
 
 
 class ShareSettings(NullIsUnset):
-    """The scheduling settings of a stream, which define its share of the engine."""
+    """The scheduling settings of a stream, such as its weight and its maximum frame rate."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -139,7 +139,7 @@ class ShareSettings(NullIsUnset):
 
     @property
     def most_saccades(self) -> int | None:
-        """The maximum number of saccade windows per frame. None chooses the number from the idle time of the engine."""
+        """The maximum number of saccade windows per frame. None adapts the number to the idle time of the engine."""
         return None if self.saccades == "auto" else int(self.saccades)
 
 

@@ -1,4 +1,4 @@
-"""Queue policies define how many frames wait in a queue, and which frame is dropped when the queue is full."""
+"""Queue policies: how many items a queue can contain, and whether a full queue drops an item or blocks the producer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class QueuePolicy:
     def parse(cls, text: str) -> QueuePolicy:
         """Parse a queue policy: `wait`, `newest` or `keep N`.
 
-        `wait` blocks the producer of a full queue. `newest` and `keep N` queue only the newest 1 or N items.
+        With `wait`, a full queue blocks the producer. With `newest` or `keep N`, the queue contains only the newest
+        item or the newest N items.
 
         Raises:
             ValueError: if the text is not a queue policy.

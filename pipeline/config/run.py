@@ -23,7 +23,7 @@ STREAM = "{stream}"
 
 
 class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
-    """All settings of `saccade run`. Paths are relative to the working directory."""
+    """All settings of `saccade run`. Paths are relative to the current working directory."""
 
     source: Address = setting(
         "",
@@ -140,7 +140,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         return self
 
     def each(self) -> list[ListedStream]:
-        """Return the streams. Each stream has the common settings of the run, unless it sets them."""
+        """Return the settings of each stream. Settings that a stream does not set have the common value of the run."""
         common = {key: getattr(self, key) for key in StreamConfig.model_fields if key in self.model_fields_set}
         if self.source:
             return [ListedStream.model_validate(common)]
@@ -152,7 +152,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         ]
 
     def named(self) -> dict[str, ListedStream]:
-        """Return the streams by name, with all settings. The name of an unnamed stream is derived from its source."""
+        """Return all settings of each stream, by name. The name of an unnamed stream is derived from its source."""
         common = self.source or self.model_fields_set & StreamConfig.model_fields.keys()
         if not common and all(stream.name for stream in self.streams):  # the configuration is already resolved
             return {stream.name or "": stream for stream in self.streams}
@@ -168,11 +168,11 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         return named
 
     def resolved(self) -> RunConfig:
-        """Return an equivalent configuration with a list of named streams, and common settings copied into each."""
+        """Return an equivalent configuration in which every stream has a name and a copy of the common settings."""
         return self.with_streams(self.named().values())
 
     def with_streams(self, streams: Iterable[ListedStream]) -> RunConfig:
-        """Return the configuration with its streams replaced. Each new stream must have a name and all settings."""
+        """Return the configuration with other streams. Each of these streams must have a name and all settings."""
         ours = self.model_fields_set - StreamConfig.model_fields.keys()
         values = {key: getattr(self, key) for key in ours | {"streams"}} | {"streams": list(streams)}
         return RunConfig.model_construct(ours | {"streams"}, **values)
@@ -187,6 +187,6 @@ def flags_of(key: str) -> list[str]:
 
 
 def takes_commas(key: str) -> bool:
-    """Return whether a setting of `RunConfig` is a list that can be set with comma-separated text."""
+    """Return whether a setting of `RunConfig` is a list that can be given as a comma-separated string."""
     metadata = RunConfig.model_fields[key].metadata
     return any(isinstance(one, BeforeValidator) and one.func is split_names for one in metadata)

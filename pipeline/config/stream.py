@@ -1,4 +1,4 @@
-"""The settings of one stream: source, prompts and processing of results."""
+"""The settings of one stream, such as its source, prompts, outputs and recording."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from saccade.pipeline.settings import Address, FileText, Names, Seconds, Text, s
 
 
 class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
-    """The settings of one stream: source, prompts and processing of results."""
+    """The settings of one stream, such as its source, prompts, zones and recording."""
 
     name: str | None = setting(
         None,
@@ -135,12 +135,15 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
 
     @property
     def nothing(self) -> str | None:
-        """The error message if the stream has nothing to detect, ask or record, otherwise None."""
+        """The error message if the stream has neither prompts nor a recording, otherwise None."""
         return None if self.record else super().nothing
 
     @property
     def asked(self) -> list[tuple[str, str]]:
-        """All prompts as pairs of skill and text. Labels that only rules use are included."""
+        """All prompts as pairs of skill and text, such as ("detect", "person").
+
+        Labels that only rules use are included.
+        """
         asked = super().asked
         named = {text for skill, text in asked if skill in ("detect", "point")}
         return [*asked, *(("detect", label) for label in self.rule_labels if label not in named)]
@@ -177,7 +180,7 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
 
 
 class ListedStream(StreamConfig):
-    """The settings of one stream in a list of streams. The stream can have its own outputs."""
+    """The settings of one stream in the list `streams` of a configuration. The stream can have its own outputs."""
 
     sinks: list[FileText] = setting(
         [], "Outputs that only this stream uses, in addition to the outputs of all streams."

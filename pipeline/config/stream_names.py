@@ -24,10 +24,10 @@ def check_name(name: str) -> str:
 
 
 def check_free(name: str, taken: Container[str]) -> None:
-    """Check that a stream name is valid and not in use, before a stream is added.
+    """Check that the name of a new stream is valid and not in use.
 
     Raises:
-        StreamError: if the name is invalid or taken.
+        StreamError: if the name is invalid or in use.
     """
     try:
         check_name(name)
@@ -38,7 +38,7 @@ def check_free(name: str, taken: Container[str]) -> None:
 
 
 def free_name(wanted: str, taken: Container[str]) -> str:
-    """Return a valid stream name that is not in use, such as `door`, or `door-2` if `door` is taken."""
+    """Return a valid stream name that is not in use, such as `door`, or `door-2` if `door` is in use."""
     name = re.sub(r"[^\w.-]+", "-", wanted).strip(".-")[:_LIMIT] or "stream"
     number = 1
     free = name
@@ -50,7 +50,7 @@ def free_name(wanted: str, taken: Container[str]) -> str:
 
 
 def name_of(source: str) -> str:
-    """Derive a stream name from a source, without opening the source. The name can be invalid or taken."""
+    """Derive a stream name from a source, without opening the source. The name can be invalid or already in use."""
     from saccade.sources.urls import stream_name  # its package imports FFmpeg
 
     if source.startswith("webrtc:"):

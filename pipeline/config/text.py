@@ -10,7 +10,7 @@ from saccade.pipeline.config.yaml_text import key_lines
 
 
 def shown_stream(stream: ListedStream) -> dict[str, Any]:
-    """Return every setting of a stream that has a value. Credentials in addresses are removed."""
+    """Return the settings of a stream that are not null, as plain values. Credentials in URLs are removed."""
     from saccade.sources import redact  # its package imports FFmpeg
 
     shown: dict[str, Any] = {"name": stream.name, "source": redact(stream.source)}
@@ -28,7 +28,7 @@ def text_of_stream(stream: ListedStream) -> str:
 
 
 def _without_secrets(sink: str) -> str:
-    """Return an output address without its options, because they can contain tokens."""
+    """Return the address of an output without its options, because options can contain tokens."""
     from saccade.sinks.urls import redact_target
 
     return redact_target(sink).partition("?")[0] if "://" in sink or sink.startswith("whep:") else sink

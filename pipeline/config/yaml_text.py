@@ -1,7 +1,7 @@
 """Edits keys and list items of a YAML text. All other bytes stay unchanged.
 
-The YAML parser returns the start and end of each value, and the new value is inserted there. The library ruamel.yaml
-would lose the comments after a deleted list item.
+The YAML parser returns the start and end position of each value. The new value replaces the text between them. The
+library ruamel.yaml is not used, because it loses the comments after a deleted list item.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def with_key(text: str, at: At, key: str, value: Any) -> str:
         text: text of the document.
         at: path of the mapping.
         key: the key to set.
-        value: plain values. If the key is new, a mapping or a list of mappings is written in block style.
+        value: new value of plain Python types. If the key is new, a mapping or a list of mappings is written in block
+            style.
 
     Raises:
         yaml.YAMLError, KeyError, IndexError, TypeError: if the text has no mapping at this path.
@@ -58,7 +59,7 @@ def with_key(text: str, at: At, key: str, value: Any) -> str:
 
 
 def without_key(text: str, at: At, key: str) -> str:
-    """Return the YAML text without a key of the mapping at a path. If the key is missing, the text is unchanged.
+    """Return the YAML text without a key of the mapping at a path. If the key does not exist, the text is unchanged.
 
     Raises:
         yaml.YAMLError, KeyError, IndexError, TypeError: if the text has no mapping at this path.
@@ -86,7 +87,7 @@ def without_key(text: str, at: At, key: str) -> str:
 
 
 def with_item(text: str, at: At, value: dict[str, Any], number: int | None = None) -> str:
-    """Return the YAML text with a new mapping in the list at a path.
+    """Return the YAML text with a mapping added to the list at a path.
 
     Args:
         text: text of the document.
@@ -113,7 +114,7 @@ def with_item(text: str, at: At, value: dict[str, Any], number: int | None = Non
 
 
 def without_item(text: str, at: At, number: int) -> str:
-    """Return the YAML text without an item of the list at a path, and without the comments above this item.
+    """Return the YAML text without an item of the list at a path. Comment lines above the item are also removed.
 
     Raises:
         yaml.YAMLError, KeyError, IndexError, TypeError: if the text has no list at this path.
@@ -133,7 +134,7 @@ def without_item(text: str, at: At, number: int) -> str:
 
 
 def _before(text: str, node: yaml.SequenceNode, number: int) -> int:
-    """Return the position at which a list item starts, including the comment lines above the item."""
+    """Return the character position at which a list item starts, including the comment lines above the item."""
     return line_end(text, end_of(node.value[number - 1])) if number else line_start(text, node.start_mark.index)
 
 
@@ -185,7 +186,7 @@ def _ended(text: str) -> str:
 
 
 def block_text(value: Any) -> str:
-    """Format a value as one line of YAML, for use after a key in block style."""
+    """Format a value as one line of YAML that is valid after a key in block style."""
     if not isinstance(value, str):
         return inline_text(value)
     style = '"' if "\n" in value else None
@@ -194,7 +195,7 @@ def block_text(value: Any) -> str:
 
 
 def inline_text(value: Any) -> str:
-    """Format a value as one line that is valid anywhere in a YAML text."""
+    """Format a value as one line of YAML that is valid in both block style and flow style."""
     if isinstance(value, dict) and value.keys() == {
         "on",
         "off",
@@ -208,7 +209,7 @@ def inline_text(value: Any) -> str:
 
 
 def node_at(node: yaml.Node | None, at: At) -> yaml.Node | None:
-    """Return the YAML node at a path below another node.
+    """Return the YAML node at a path, relative to another node.
 
     Raises:
         KeyError, IndexError, TypeError: if the path does not exist.
@@ -224,14 +225,14 @@ def node_at(node: yaml.Node | None, at: At) -> yaml.Node | None:
 
 
 def value_of(node: yaml.Node) -> Any:
-    """Return the value of a YAML node as plain Python values."""
+    """Convert a YAML node to plain Python values."""
     return yaml.constructor.SafeConstructor().construct_document(node)
 
 
 def end_of(node: yaml.Node) -> int:
-    """Return the end position of the last value in a YAML node.
+    """Return the character position after the last value in a YAML node.
 
-    The end position that the parser reports is after the comments that follow the value.
+    The end position of the parser cannot be used, because it is after the comments that follow the value.
     """
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
@@ -240,12 +241,12 @@ def end_of(node: yaml.Node) -> int:
 
 
 def line_start(text: str, at: int) -> int:
-    """Return the start of the line that contains a position."""
+    """Return the position of the first character of the line that contains the position `at`."""
     return text.rfind("\n", 0, at) + 1
 
 
 def line_end(text: str, at: int) -> int:
-    """Return the start of the line after the line that contains a position."""
+    """Return the position of the first character after the line that contains the position `at`."""
     if at and text[at - 1] == "\n":  # after a multi-line text
         return at
     end = text.find("\n", at)

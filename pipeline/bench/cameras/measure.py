@@ -88,7 +88,7 @@ def time_cameras(
 def shown_images(
     size: tuple[int, int], objects: int | None = None, label: str = "person"
 ) -> tuple[list[RgbImage], list[RgbImage], Detect]:
-    """Return the images of normal cameras, the images of the 4K camera, and the detection task."""
+    """Return the images of the normal cameras, the images of the camera with 4K resolution, and the detection task."""
     shown = images_of(str(DEMO_CLIP), *size)
     dice = np.random.default_rng(0)
     images = [np.roll(shown[i % len(shown)], int(dice.integers(1, size[0])), axis=1) for i in range(64)]
@@ -110,7 +110,10 @@ def run_cameras(
     weights: Sequence[float],
     saccades: int = 0,
 ) -> CamerasBench:
-    """Run the camera benchmark with a given engine and images. See `time_cameras` for the other arguments."""
+    """Run the camera benchmark with a loaded engine and given images.
+
+    The other arguments are the same as for `time_cameras`.
+    """
     windows = RandomWindows(engine, saccades)
     for image in [*images[:3], *large]:
         engine.submit(image, [task], windows=windows.of(image)).result()
@@ -139,7 +142,10 @@ def run_cameras(
 
 
 class _Camera:
-    """A simulated camera, with the results of its frames after the first `SETTLE_S` seconds."""
+    """A simulated camera, with the results of its frames.
+
+    Frames of the first `SETTLE_S` seconds (warm-up) are not counted.
+    """
 
     def __init__(
         self,
@@ -160,7 +166,14 @@ class _Camera:
         engine.configure_stream(self._key, StreamSettings(weight=weight))
 
     def offer(self, number: int, due: float, limit_s: float | None, *, counts: bool) -> None:
-        """Submit a frame of the camera, with the time at which it was due by `time.monotonic()`."""
+        """Submit a frame of the camera.
+
+        Args:
+            number: number of the frame, which selects the image.
+            due: time at which the frame was due, by `time.monotonic()`, in seconds.
+            limit_s: maximum latency of the result, in seconds; None for no limit.
+            counts: whether the frame is measured, because it is after the warm-up.
+        """
         image = self.images[number % len(self.images)]
         left_s = None if limit_s is None else limit_s - (time.monotonic() - due)
         with self._lock:
@@ -198,14 +211,20 @@ class _Camera:
 
 
 def name_special(rows: Sequence[CameraRow]) -> None:
-    """Select three cameras with medium frame rates: one freezes, one sends bursts, and one has 4K resolution."""
+    """Select the three special cameras: one freezes, one sends bursts, and one has 4K resolution.
+
+    Cameras with medium frame rates are selected.
+    """
     special = sorted(rows, key=lambda row: row.fps)[len(rows) // 2 - 1 :][:3]
     for row, name in zip(special, (FREEZES, BURSTS, LARGE), strict=True):
         row.name = name
 
 
 def arrivals(rows: Sequence[CameraRow], seconds: float) -> Iterator[tuple[float, int]]:
-    """Yield the time in seconds and the camera index of each frame, ordered by time. The sequence is deterministic."""
+    """Yield the time in seconds and the camera index of each frame, in order of time.
+
+    The sequence is always the same.
+    """
     dice = random.Random(0)
     due = [(dice.random() / row.fps, i) for i, row in enumerate(rows)]
     heapq.heapify(due)
@@ -240,7 +259,7 @@ def _run(cameras: Sequence[_Camera], seconds: float, limit_s: float | None) -> N
 def closed_loop(
     engine: Engine, images: Sequence[RgbImage], task: Detect, seconds: float, windows: RandomWindows
 ) -> float:
-    """Measure the total images per second of 32 streams that always have a frame in flight, after a warm-up."""
+    """Measure the throughput of 32 streams that always have a frame in flight, in images per second."""
     numbers, done = count(), list[float]()
     stop = time.monotonic() + 1.2 * seconds
     open_now = threading.Semaphore(0)

@@ -17,13 +17,15 @@ class CameraRow:
     """The results of one simulated camera.
 
     Attributes:
-        name: role of a special camera; for other cameras, the number.
-        fps: frame rate.
+        name: role of a special camera, such as the camera that freezes; the camera number for other cameras.
+        fps: frame rate, in frames per second.
         weight: scheduling weight.
         offered: number of submitted frames.
         looks: number of answered frames.
-        launch_p50_ms, launch_p99_ms: median and 99th percentile of the latency from frame to launch of its prefill.
-        result_p50_ms, result_p99_ms: median and 99th percentile of the latency from frame to result.
+        launch_p50_ms, launch_p99_ms: median and 99th percentile of the latency from the arrival of a frame to the
+            launch of its prefill, in milliseconds.
+        result_p50_ms, result_p99_ms: median and 99th percentile of the latency from the arrival of a frame to its
+            result, in milliseconds.
         dropped: number of dropped frames, by cause: superseded by a newer frame, deadline, or failed.
         share: answered frames, divided by the number that a fair scheduler would answer, see `fair_shares`.
     """
@@ -46,12 +48,12 @@ class CamerasBench:
     """The results of the benchmark with simulated cameras, from `time_cameras`.
 
     Attributes:
-        offered_fps, fps: submitted and answered frames per second of all cameras.
+        offered_fps, fps: submitted and answered frames per second, in total for all cameras.
         closed_loop_fps: answered frames per second of 32 streams that always have a frame in flight.
         launch_p50_ms, launch_p99_ms, result_p50_ms, result_p99_ms: latencies over all cameras, see `CameraRow`.
-        jain: Jain's fairness index of the cameras' shares; 1 is fair.
-        deadlines_met: fraction of the launched frames with a result before the deadline.
-        cpu_ms: CPU time of the process per answered frame.
+        jain: Jain's fairness index of the cameras' shares, from 1/n (unfair) to 1 (fair).
+        deadlines_met: fraction of the launched frames that had a result before the deadline.
+        cpu_ms: CPU time of the process per answered frame, in milliseconds.
     """
 
     model: str
@@ -103,11 +105,11 @@ class CameraLog:
     """The times of one camera's frames, in seconds.
 
     Attributes:
-        row: results of the camera in the report.
+        row: results of the camera for the report.
         moments: arrival times of all frames.
         answered: arrival times of the answered frames.
         launch, result: latency of each answered frame, from its arrival to the launch of its prefill and to its result.
-        failed_late: number of frames dropped after the launch of their prefill.
+        failed_late: number of frames that missed the deadline after the launch of their prefill.
     """
 
     row: CameraRow
@@ -118,7 +120,7 @@ class CameraLog:
     failed_late: int = 0
 
     def lost(self, error: BaseException) -> None:
-        """Count a frame without a result, by the cause of the error."""
+        """Count a frame without a result as dropped. The error determines the cause."""
         cause = "failed"
         if isinstance(error, SupersededError):
             cause = "superseded"
@@ -129,9 +131,14 @@ class CameraLog:
 
 
 def fair_shares(offered: Sequence[float], weights: Sequence[float], total: float) -> list[float]:
-    """Divide the total number of answered frames between cameras by max-min fairness.
+    """Return how many frames of each camera a fair scheduler would answer, by max-min fairness.
 
     Shares are proportional to the weights. A camera never gets more answers than frames that it submitted.
+
+    Args:
+        offered: number of submitted frames of each camera.
+        weights: scheduling weight of each camera.
+        total: number of answered frames of all cameras.
     """
     shares, open_now, left = [0.0] * len(offered), set(range(len(offered))), total
     while open_now and left > 1e-9:

@@ -1,1 +1,1 @@
-"""The implementations of larger commands, one module for each command."""
+"""The implementations of the larger commands, one module for each command."""

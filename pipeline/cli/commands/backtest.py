@@ -1,6 +1,6 @@
-"""The command `saccade backtest`: runs rules on recorded videos, as fast as the model allows.
+"""The command `saccade backtest`: evaluates rules on recorded videos, as fast as the model allows.
 
-It uses the same code as for live streams.
+Videos and live streams are processed by the same code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OUTPUTS: dict[str, Any] = {"sinks": [], "jsonl": None, "out": None, "display": 
 
 @dataclass(slots=True, frozen=True)
 class Backtest:
-    """The result of running rules on recorded videos.
+    """The result of evaluating rules on recorded videos.
 
     Attributes:
         events: last record of each event, sorted by video and time.
@@ -52,7 +52,7 @@ class Backtest:
     forecasts: Sequence[Forecast] = ()
 
     def as_json(self, forecast: bool = False) -> str:
-        """Return the events as JSON. `forecast` adds the expected events per day."""
+        """Return the events as JSON. With `forecast`, the expected events per day are included."""
         pace = {"video_s": round(self.video_s, 2), "took_s": round(self.took_s, 2), "vid_stride": self.vid_stride}
         more = {"forecast": [asdict(one) for one in self.forecasts]} if forecast else {}
         return json_text({"events": self.events, **pace, **more})
@@ -81,13 +81,13 @@ class Backtest:
 
 
 def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream: str | None) -> Backtest:
-    """Run the rules of a configuration on videos, without writing any output.
+    """Evaluate the rules of a configuration on videos, without writing any output.
 
     Args:
         path: path of the configuration file. The file needs no source.
         videos: video files. Each video is processed as a separate stream.
         given: settings that override the file.
-        stream: name of the stream whose settings to use, if the file has several streams.
+        stream: name of the stream whose settings are used; required if the file has several streams.
 
     Raises:
         ConfigError: if the configuration is invalid or has no rules.
@@ -154,7 +154,7 @@ def _seconds_of(run: Run, vid_stride: int) -> float:
 
 
 def choose_stream(streams: Sequence[ListedStream], name: str | None) -> ListedStream:
-    """Return the stream with a name. Without a name, return the only stream.
+    """Return the stream with the given name. Without a name, return the only stream.
 
     Raises:
         ConfigError: if the stream does not exist, or there are several streams and no name.

@@ -1,4 +1,4 @@
-"""The command `saccade configs`: lists and prints the example configurations in the package."""
+"""The command `saccade configs`: lists and prints the example configurations that the package contains."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def list_configs() -> dict[str, str]:
 
 
 def read_config(name: str) -> str:
-    """Return the text of an example configuration. The path of the demo clip is set to its location on this machine.
+    """Return the text of an example configuration. The path of the demo clip is replaced by its path on this machine.
 
     Raises:
         ConfigError: if no example configuration has this name.
@@ -60,7 +60,7 @@ def describe(config: RunConfig) -> str:
 
 
 def _check_files(config: RunConfig) -> None:
-    """Check that the input files of a configuration exist, except the video sources."""
+    """Check that the input files of a configuration exist, such as tokens and models. Sources are not checked."""
     named = {key: getattr(config, key) for key in ("http_token_file", "http_access", "http_cert", "http_key")}
     for key, model in (("model", config.model), ("ask", config.ask.model if config.ask else "")):
         if model.startswith(("/", "./", "../")):  # otherwise it may be a hub id
@@ -90,7 +90,7 @@ def changes_of(path: Path, url: str, token: str | None) -> list[str]:
 
     Args:
         path: path of a valid configuration file.
-        url: address of the HTTP API.
+        url: URL of the HTTP API.
         token: bearer token, or None.
 
     Raises:

@@ -17,7 +17,7 @@ class FoundCamera:
     Attributes:
         device: address and name of the camera.
         source: URL that opens the camera, without credentials.
-        profiles: video streams of the camera. Empty without a user name, or if the camera rejects the user.
+        profiles: video streams of the camera. Empty if no user name was given, or if the camera rejects the user.
         chosen: token of the profile that `source` opens; empty without profiles.
         problem: reason for missing profiles; empty if profiles were found.
     """

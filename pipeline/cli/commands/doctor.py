@@ -1,4 +1,7 @@
-"""The command `saccade doctor`: checks that everything a run needs is installed. It changes and downloads nothing."""
+"""The command `saccade doctor`: checks that all components for a run are installed.
+
+It changes and downloads nothing.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class Finding:
     Attributes:
         what: name of the check.
         ok: whether the component is installed and works.
-        needed: whether a run can fail without the component.
+        needed: whether the component is required for a run.
         detail: version, device or reason, in one line.
     """
 
@@ -58,7 +61,7 @@ def examine() -> Iterator[Finding]:
 
 
 def examine_gpu() -> Iterator[Finding]:
-    """Compare the included model's results on every GPU with its results on the CPU. Takes a minute per GPU."""
+    """Compare the results of the included model on every GPU with its results on the CPU. Takes a minute per GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -74,7 +77,9 @@ def examine_gpu() -> Iterator[Finding]:
 
 
 def examine_model(name: str, refiner: str | None = None) -> Iterator[Finding]:
-    """Load a model, and report which `reads` value in its config.json detects the people in the demo clip.
+    """Load a model and run it on the demo clip. Report which variant of its region heads detects the people.
+
+    The variant is the value `reads` in the config.json of the model.
 
     Args:
         name: name of the model.
@@ -113,7 +118,7 @@ def examine_model(name: str, refiner: str | None = None) -> Iterator[Finding]:
 
 
 def _refiner(loaded: LoadedModel, name: str) -> str:
-    """Check that a mask refiner fits a model. Return one line about the refiner."""
+    """Check that a mask refiner is compatible with a model. Return one line about the refiner."""
     from saccade.engine.models.model_files import find_refiner
 
     if loaded.load_refiner is None:
@@ -127,7 +132,7 @@ def report(gpu: bool, model: str | None, refiner: str | None = None) -> bool:
     """Print the results of all checks. Return whether a required component failed its check.
 
     Args:
-        gpu: whether to run the included model on every GPU.
+        gpu: whether to check every GPU, by running the included model on it.
         model: model to check, see `examine_model`.
         refiner: mask refiner to check with the model.
     """
@@ -163,12 +168,14 @@ def _kernels(device: str) -> str:
 
 
 def agreement(device: str, dtype: str) -> str:
-    """Compare the model's results on a device with the results on the CPU.
+    """Compare the included model's results on a device with its results on the CPU.
 
-    In dtypes other than float32, only check that the model runs.
+    Return one line about the comparison.
+
+    Differences are an error only in float32. Other dtypes are less precise.
 
     Raises:
-        RuntimeError: if the results differ.
+        RuntimeError: if the float32 results differ.
     """
     from saccade.engine.golden.self_check import compare_devices
 
@@ -224,7 +231,7 @@ def _encoding(name: str) -> str:
 
 
 def _decoding() -> str:
-    """Return how live video is decoded if the model runs on the first GPU, in one line."""
+    """Check video decoding on the first GPU. Return one line about how live video is decoded."""
     from saccade.sources.gpu import gpu_decoding
 
     gpu_decoding("cuda", 0)

@@ -1,4 +1,4 @@
-"""The command `saccade rules draft`: converts an English sentence to a rule, with templates.
+"""The command `saccade rules draft`: converts an English sentence to a rule, by matching sentence templates.
 
 The rule is only printed, not applied.
 """
@@ -34,9 +34,8 @@ def draft(sentence: str, zones: Collection[str] = (), lines: Collection[str] = (
 
     Args:
         sentence: a sentence, such as "tell me when someone stands at the door for 10 s".
-        zones: names of existing zones. If the sentence spells a name differently, the rule uses the name from this
-            list.
-        lines: names of existing lines, used like `zones`.
+        zones: names of existing zones. If the sentence spells a zone differently, the rule uses the existing name.
+        lines: names of existing lines, used in the same way as `zones`.
 
     Raises:
         ConfigError: if the sentence names no object, or it cannot be converted to a valid rule.
@@ -84,7 +83,7 @@ def draft_text(rule: RuleSettings, zones: Collection[str], lines: Collection[str
 
 
 def _times(text: str) -> tuple[str, str]:
-    """Remove times and durations from a sentence. Return the remaining text, and the times in the format of a rule."""
+    """Remove times and durations from a sentence. Return the remaining text, and the times in the syntax of rules."""
     found = []
     if held := re.search(r"\bfor (?:more than |at least )?(\d+(?:\.\d+)?|an?|one|two)\s*(s|m|h)[a-z]*\b", text):
         amount = "1" if held[1] in ("a", "an") else _NUMBERS.get(held[1], held[1])

@@ -1,4 +1,4 @@
-"""Estimates the number of events per day of each rule from a backtest, with an exact Poisson confidence interval."""
+"""Estimates from a backtest how many events per day each rule creates, with an exact Poisson confidence interval."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Forecast:
     Attributes:
         rule: name of the rule.
         events: number of events in the videos.
-        watched_s: seconds of video in which the condition can hold. With `between`, this is less than the duration of
-            the videos.
-        per_day: expected events per day, with `low` and `high`, the bounds of the 95 % confidence interval. None if the
+        watched_s: duration of video in which the condition can be true, in seconds. With `between`, this is less than
+            the duration of the videos.
+        per_day, low, high: expected events per day, and the bounds of their 95 % confidence interval. None if the
             videos do not contain the time of day of the rule.
     """
 
@@ -60,7 +60,7 @@ def forecast(
 
 
 def open_seconds(condition: Condition, began: datetime, seconds: float) -> float:
-    """Return how many seconds of a video are within the condition's time of day (`between`)."""
+    """Return how many seconds of a video are within the time of day (`between`) of a condition."""
     if condition.between is None:
         return seconds
     begin, end = condition.between
@@ -85,9 +85,9 @@ def _cdf(count: int, mean: float) -> float:
 
 
 def _solve(reached: Callable[[float], bool], count: int) -> float:
-    """Return the smallest mean that satisfies a condition, by bisection.
+    """Return the smallest mean for which `reached` returns True, found by bisection.
 
-    The condition must be monotonic: if it holds for a mean, it holds for every larger mean.
+    If `reached` returns True for a mean, it must return True for every larger mean.
     """
     low, high = 0.0, 2.0 * count + 20
     for _ in range(60):

@@ -49,7 +49,7 @@ class ProcessedImage:
         return "\n".join(lines) or "nothing found"
 
     def save(self, path: str) -> None:
-        """Write the image with its detections drawn. The file suffix selects the format.
+        """Draw the detections on the image and write it to a file. The file suffix selects the format.
 
         Raises:
             SinkError: if the image cannot be written.
@@ -65,7 +65,7 @@ def _shares(text: Text) -> str:
 
 
 def process_image(config: RunConfig) -> ProcessedImage:
-    """Process a single image, which is the source of a configuration.
+    """Detect objects in a single image, which is the source of a configuration.
 
     Raises:
         ConfigError: if the source has more than one image, or would be overwritten.

@@ -23,22 +23,22 @@ class Probe:
     """The measured properties of a video source.
 
     Attributes:
-        source: path or address, without credentials.
+        source: path or URL, without credentials.
         live: whether the source is live.
         codec, decoder: codec and decoder; empty if unknown.
         width, height: size of the video in pixels.
         fps: frame rate according to the timestamps of the frames; None if too few frames were read.
         frames: number of frames read.
-        age_ms: median latency from capture to decoded frame, by the sender's RTCP clock, in milliseconds; None
+        age_ms: median latency from the capture of a frame (sender's RTCP clock) to its decoding, in milliseconds; None
             if unknown.
         lost: number of frames that were lost or corrupted in transit.
         corrupt_packets: number of packets that were lost or corrupted in transit.
-        transport: transport of an RTSP camera; empty for other sources.
+        transport: transport protocol of an RTSP camera; empty for other sources.
         key_interval_s: time between keyframes, in seconds; None if fewer than two keyframes were read.
         clock_off_s: difference between the sender's RTCP clock and the local clock, in seconds; None if the sender
-            reports no clock.
+            sends no RTCP clock.
         advice: recommended changes to the camera or the configuration, one line each.
-        image: path of the file with the last frame.
+        image: path of the file to which the last frame was written, or None.
     """
 
     source: str
@@ -83,13 +83,13 @@ class Probe:
 def examine(
     target: str, *, seconds: float, hwaccel: str, transport: str, tls: str = "verify", out: str | None
 ) -> Probe:
-    """Measure a video source.
+    """Measure the properties of a video source.
 
-    A live source is read for `seconds` from its first frame, a file for its first 100 frames.
+    A live source is read for `seconds` from its first frame. Of a file, the first 100 frames are read.
 
     Raises:
-        SourceError: if the source cannot be used. For a live source, it is a `LiveError` with a code.
-        ConfigError: if the hwaccel or transport does not exist.
+        SourceError: if the source cannot be used. For a live source, it is a `LiveError` with an error code.
+        ConfigError: if `hwaccel` or `transport` is not a valid value.
         SinkError: if the image cannot be written.
     """
     with open_once(target, hwaccel, transport, tls) as source:

@@ -1,4 +1,4 @@
-"""The command `saccade rules`: checks and lists the rules of a configuration, and drafts a rule from a sentence."""
+"""The command `saccade rules`: checks and lists the rules of a configuration, and converts a sentence to a rule."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def draft_for(sentence: str, path: Path | None, stream: str | None) -> str:
     Args:
         sentence: the sentence.
         path: configuration file with zones and lines, or None.
-        stream: name of the stream whose zones and lines to use, if the file has several streams.
+        stream: name of the stream whose zones and lines are used; required if the file has several streams.
 
     Raises:
         ConfigError: if the sentence cannot be converted to a valid rule, or the file cannot be used.

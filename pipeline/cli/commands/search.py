@@ -22,13 +22,16 @@ from saccade.pipeline.search import Found, Progress, Searched, search_events
 
 @dataclass(slots=True, frozen=True)
 class Search:
-    """The results of a search for events, with a function that returns the snapshot of an event by its ID."""
+    """The results of a search for events. `snapshot` returns the path or URL of an event's snapshot, by event ID."""
 
     searched: Searched
     snapshot: Callable[[str], str]
 
     def as_json(self) -> str:
-        """Return the found events as JSON. `match` is the probability that an event matches the text, from 0 to 1."""
+        """Return the found events as JSON.
+
+        `match` is the probability that the snapshot matches the text, from 0 to 1.
+        """
         return json_text(self.searched.to_json())
 
     def as_text(self) -> str:
@@ -47,7 +50,7 @@ class Search:
 
 
 def search(folder: Path, text: str, query: EventQuery, settings: RunConfig, progress: Progress) -> Search:
-    """Search the events in a local event store by a text, with a model.
+    """Search the events in a local event store by a text. A model scores their snapshots.
 
     Raises:
         ConfigError: if the store does not exist, or the model does not support the text.
@@ -63,10 +66,10 @@ def search(folder: Path, text: str, query: EventQuery, settings: RunConfig, prog
 
 
 def search_at(url: str, token: str | None, text: str, query: EventQuery, progress: Progress) -> Search:
-    """Search the stored events of a running Saccade by a text, with its model.
+    """Search the stored events of a running Saccade by a text. The model of that Saccade scores their snapshots.
 
     Raises:
-        ConfigError: if no server responds at the address, or the server rejects the request.
+        ConfigError: if no server responds at the URL, or the server rejects the request.
     """
 
     async def ask() -> dict[str, Any]:

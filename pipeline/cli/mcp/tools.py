@@ -28,7 +28,10 @@ T = TypeVar("T")
 
 
 def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
-    """Return an MCP server with tools that call the HTTP API. The API client must be open while the server runs."""
+    """Return an MCP server with tools that call the HTTP API.
+
+    Close the API client only after the server has stopped.
+    """
     server: MCPServer[Any] = MCPServer("saccade", instructions=_INSTRUCTIONS, version=version, log_level="WARNING")
 
     @server.tool(annotations=_READS)
@@ -97,7 +100,11 @@ def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
 
 
 async def _plain(work: Awaitable[T]) -> T:
-    """Return the result of an API request. An API error becomes an MCP tool error of one line."""
+    """Return the result of an API request.
+
+    Raises:
+        ToolError: if the request fails. The message is one line for the assistant.
+    """
     try:
         return await work
     except ApiError as error:
