@@ -138,7 +138,7 @@ class Measured:
 
     @property
     def period(self) -> float:
-        """The mean period T of all decode steps, in seconds. A period lasts from the end of one step to that of the next."""
+        """The mean period of a decode step, in seconds: from the end of the previous step to the end of this step."""
         return statistics.mean(step.period for step in self.decode)
 
     @property
