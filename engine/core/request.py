@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ImageT = TypeVar("ImageT")
-"""An image in the executor's format."""
+"""A prepared (cropped) image in the executor's format."""
 Outcome = Literal["done", "failed", "cancelled", "superseded"]
 """Outcome of a request, as named in counters."""
 NO_SLOT = 0

@@ -26,7 +26,7 @@ from saccade.engine.models.protocol import Phase
 from saccade.engine.tasks.task import FROM_IMAGE, FedValue, Sampled
 
 Rows = list[ScheduledSequence[Any]]
-"""Rows of one sequence in a step, in order."""
+"""Rows of one sequence in a step, in order of position."""
 
 
 class Speculation:

@@ -26,7 +26,7 @@ from saccade.engine.models.protocol import TextDecoder as AnyDecoder
 from saccade.engine.models.runner import Runner
 
 _Rotation = tuple[torch.Tensor, torch.Tensor]
-"""Cosines (rows, length, 1, 1, rotary_dim / 2) and sines (rows, length, 1, 2, rotary_dim / 2), the negative first."""
+"""Cosines (rows, length, 1, 1, rotary_dim / 2) and sines (rows, length, 1, 2, rotary_dim / 2), negated first."""
 
 _SINGLE_THREADED = 10_000_000  # multiplications per step below which one thread is faster than several
 

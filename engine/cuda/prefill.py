@@ -19,7 +19,7 @@ from saccade.engine.kernels.temperature import temperature_parts, temperature_pr
 from saccade.engine.models.lora import AdaptedRows
 
 _Seen = tuple[torch.Tensor | None, torch.Tensor]
-"""Output of attention for image rows (or None), and for the other rows. With None, the second has all rows."""
+"""Attention output of the image rows and of the prompt rows. If the first is None, the second has all rows."""
 
 
 @dataclass(slots=True)

@@ -203,7 +203,7 @@ def _attend_kernel(
 
 
 Temperature = tuple[torch.Tensor, torch.Tensor]
-"""Float32 partial sums (parts, rows, 2 · n_heads) of queries, then values; and alpha (n_heads,)."""
+"""Attention temperature: float32 partial sums (parts, rows, 2 · n_heads), queries first; and alpha (n_heads,)."""
 
 
 class PagedAttention:

@@ -12,7 +12,7 @@ import triton.language as tl
 from saccade.engine.kernels.common import pdl_options, pdl_wait
 
 Scores = tuple[torch.Tensor, torch.Tensor]
-"""Contiguous partial scores (split_k, rows, bins), which are added up, and their bias (bins,)."""
+"""Logits of bins: contiguous partial sums (split_k, rows, bins), and the bias (bins,) to add to their sum."""
 _X_OR_EOS, _Y, _SIZE = (tl.constexpr(phase) for phase in range(3))  # as `models.protocol.Phase`
 
 

@@ -31,7 +31,7 @@ The fields are:
     16 to 22   `Scaling.fields`; all 0 for no image
 """
 ROWS = 16
-"""Field with the number of rows."""
+"""Index of the field that contains the number of rows."""
 _BITS = 22  # 32 bits minus 8 bits of a pixel minus 2 bits for overshoot
 _LOBES = 3.0
 _COMPARED = 8  # output rows to compare, which show the order of the two passes

@@ -64,7 +64,7 @@ OBJECTS = COORDS | SIZES
 _KINDS = {Phase.X_OR_EOS: COORDS, Phase.Y: COORDS, Phase.SIZE: SIZES, **dict.fromkeys(TEXT_PHASES, TEXT)}
 
 PreparedT = TypeVar("PreparedT")
-"""An image in the format of an encoder."""
+"""A prepared (cropped) image in the format of an `ImageEncoder`."""
 
 
 class ImageEncoder(Protocol[PreparedT]):

@@ -63,7 +63,7 @@ _TILED_GRAPHS = 16  # maximum kinds of images with graphs
 _TiledKind = tuple[int, int, Tiling, Factors | None]
 """Rows and columns of an image, its tiling, and its YUV factors or None."""
 CutInto = Callable[[torch.Tensor, Tiling, torch.Tensor], list[torch.Tensor]]
-"""Function that splits an image (height, width, 3) into crops (n, size, size, 3) and returns its other tensors."""
+"""Function that splits an image (height, width, 3) into crops (n, size, size, 3). It returns temporary tensors."""
 
 
 class PinnedPart:

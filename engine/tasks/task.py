@@ -48,13 +48,13 @@ class Sampling:
 GREEDY = Sampling()
 
 FedValue = tuple[Phase, float, float]
-"""Input of a step: (Phase.Y, coordinate, 0), (Phase.SIZE, width, height) or (Phase.TOKEN, token ID, 0)."""
+"""Decoder input: (Phase.Y, coordinate, 0), (Phase.SIZE, width, height) or (Phase.TOKEN, token ID, 0)."""
 
 FROM_IMAGE: FedValue = (Phase.TOKEN, -1.0, 0.0)
-"""Placeholder of a draft value that the executor reads from the image."""
+"""Placeholder for a draft value that the executor replaces by a detection of the vision encoder."""
 
 Sampled = tuple[float, ...]
-"""Samples of a row: three numbers by phase, then the log probabilities of `TokenRule.scored`."""
+"""Samples of a row: three numbers (see `OutputState.commit`), then the log probabilities of `TokenRule.scored`."""
 
 
 class TokenRule(NamedTuple):

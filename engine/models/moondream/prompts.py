@@ -15,7 +15,7 @@ from saccade.engine.models.protocol import PathTokens, ReasoningTokens, Ref
 
 FIRST_CODE_POINT = 100
 PUBLISHED = "moondream/starmie-v1"
-"""Hub repository of the published models' tokenizer; the weight repositories contain an outdated one."""
+"""Hub repository of the published models' tokenizer. The weight repositories contain an outdated tokenizer."""
 _TEMPLATE_WORDS = {
     "query": ("query", "question"),
     "detect": ("detect",),

@@ -257,7 +257,7 @@ def _matched(ours: Mapping[str, torch.Tensor], held: dict[str, torch.Tensor], pa
         )
         taken = name if name in held else next(alike, name)
         if taken not in held or held[taken].shape != like.shape:
-            raise ModelFilesError(f"{path}: tensor '{name}' {list(like.shape)} is missing or has another shape")
+            raise ModelFilesError(f"{path}: tensor '{name}' is missing, or its shape is not {list(like.shape)}")
         found[name] = held.pop(taken)
     if held:
         name = next(iter(held))

@@ -26,7 +26,7 @@ from saccade.engine.models.moondream.layers import Experts, Mlp
 from saccade.engine.models.protocol import Cache, CacheLayer
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines for RoPE, each (rows or nothing, length, 1, rotary_dim / 2)."""
+"""Cosines and sines for RoPE, each (rows, length, 1, rotary_dim / 2) or (length, 1, rotary_dim / 2)."""
 
 
 class Layer(Protocol):
