@@ -83,7 +83,7 @@ class MixedLoad:
     """Submits random requests of all tasks to an engine.
 
     Args:
-        engine: the engine.
+        engine: engine that answers the requests.
         seed: seed of the random image sizes and prompts.
     """
 

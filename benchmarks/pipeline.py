@@ -41,7 +41,7 @@ class PipelineBench:
 
     Attributes:
         model, device, dtype: the model, its device and its dtype.
-        fps: frame rate.
+        fps: frames per second that the source delivers, after `vid_stride`.
         frames: number of records.
         median_ms, p99_ms: total time without the model.
         before_ms, after_ms: median time from the decoder to the start of inference, and from the result to the client.

@@ -95,7 +95,7 @@ def find_far(
     """Detect persons in a clip or scene, once for each maximum number of zoom windows.
 
     Args:
-        engine: the engine.
+        engine: engine with the model that detects the persons.
         counts: each entry is a maximum number of windows per frame, and gives one row of results.
         clip: a video file, or None for the rendered scene.
         truth: file with the ground truth of the clip.

@@ -51,7 +51,7 @@ class SinkGuard:
     a `CallbackSink`, which come from the user's program, are raised.
 
     Args:
-        sink: the sink. The caller opens and closes it.
+        sink: the sink to write to. The caller opens and closes the sink.
         name: name for logs and metrics, without secrets; the sink's class by default.
     """
 

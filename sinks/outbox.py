@@ -76,7 +76,7 @@ class Outbox:
         """Append a message. Drop the oldest messages if the queue is full.
 
         Args:
-            message: the message.
+            message: message to append.
             lost_before: number of records of the same stream that the producer dropped directly before this message.
         """
         self.dropped += lost_before

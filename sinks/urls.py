@@ -42,7 +42,7 @@ class Options:
     Each method reads one option by name. `reject_unknown` then rejects options that were not read.
 
     Args:
-        text: the options.
+        text: options of the target, without the leading `?` or `#`.
         target: the target without secrets, for messages.
 
     Raises:
@@ -164,7 +164,7 @@ class Address:
         scheme: scheme in lower case.
         host, port: host and port to connect to.
         user, password: decoded credentials; None if the address has none.
-        path: decoded path without outer slashes.
+        path: decoded path without leading and trailing slashes.
         shown: the address without secrets.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 Reason = Literal["connection failed", "auth failed", "tls", "timeout", "not found", "codec unsupported"]
-"""Why a live source is not connected."""
+"""Category of the failure for which a live source is not connected."""
 
 
 class SourceError(Exception):

@@ -17,7 +17,7 @@ from av.video.codeccontext import VideoCodecContext
 from saccade.sources.errors import SourceError
 
 HwAccel = Literal["auto", "cuda", "none"]
-"""Decode on the GPU if there is one, require it, or decode on the CPU."""
+"""Decode on a GPU if there is one, require a GPU, or decode on the CPU."""
 
 _FROM_GPU = ("cuda", "nv12", "p010le", "p016le")  # pixel formats that FFmpeg's software decoders never return
 
@@ -92,7 +92,7 @@ def running(context: VideoCodecContext, pixel_format: str) -> str:
     """Return the decoder's name for display, such as "h264 (cuda)".
 
     Args:
-        context: the decoder.
+        context: codec context of the decoder.
         pixel_format: pixel format of a decoded frame, which shows whether the GPU decoded it; "" before the first
             frame.
     """

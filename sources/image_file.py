@@ -44,7 +44,7 @@ _MAGIC = (
 _BMP_HEADERS = (12, 40, 52, 56, 64, 108, 124)  # sizes of the second header, since many text files begin with "BM"
 _PNM = re.compile(rb"P([1-6]|[Ff])\s")
 _SEVERAL = ("AVIF", "GIF", "PNG", "TIFF", "WEBP")
-"""Formats whose images form a sequence. Further images in other formats are layers, thumbnails or gain maps."""
+"""Formats whose images form a sequence. In other formats, further images are layers, thumbnails or gain maps."""
 _TIFF_NO_PAGE = 0b101  # NewSubfileType: a smaller version of another page, or a mask
 _ORIENTATION = 0x0112  # EXIF
 _TURNS = {

@@ -181,7 +181,7 @@ class Timeline:
 
     Args:
         step: timestamp units between two frames at the nominal frame rate, positive.
-        first: timestamp of the first frame if it has none.
+        first: timestamp to use for a first frame without a timestamp.
     """
 
     __slots__ = ("_anchor", "_last", "_missing", "_step")

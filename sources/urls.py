@@ -97,7 +97,7 @@ def _is_port(found: str | None) -> bool:
 
 
 def stream_name(url: str) -> str:
-    """Return a stream name from a URL's host and path. It contains only characters allowed in topics and file names."""
+    """Return a stream name from a URL's host and path. All its characters are allowed in MQTT topics and file names."""
     rest = redact(url).partition("://")[2].partition("?")[0]
     return re.sub(r"[^\w.]+", "-", rest).strip("-") or "live"
 

@@ -104,7 +104,7 @@ class Server:
     """An RTSP server for cameras `/0`, `/1` and so on.
 
     Args:
-        cameras: the cameras.
+        cameras: simulated cameras to serve.
         fps: frames per second.
         chance: random number generator that selects the packets to lose.
     """

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from saccade.engine.results import Result
 
 Drawing = Callable[[NDArray[np.uint8], Sequence[Any], float], None]
-"""Draws the parts of one key onto an image (height, width, 3) uint8 RGB in place; lines and texts of the usual size are
-multiplied by the scale."""
+"""Draws the values of one key of `Result.extras` into an image, (height, width, 3) uint8 RGB. The last argument is the
+scale factor of line widths and font sizes."""
 
 _DRAWINGS: dict[str, Drawing] = {}
 

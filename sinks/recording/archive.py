@@ -101,7 +101,7 @@ class Part:
     """A byte range of a recorded file that starts at a keyframe. Players can play it if they have the file's head.
 
     Attributes:
-        file: the file.
+        file: recorded file that contains the part.
         offset, size: byte range.
         start, duration: time range in the file, in seconds.
     """

@@ -24,9 +24,9 @@ class TimedPacket:
 
     Attributes:
         packet: the encoded frame.
-        decode: decoding time.
+        decode: decoding timestamp.
         duration: time until the next frame is decoded.
-        offset: presentation time minus decoding time.
+        offset: presentation timestamp minus decoding timestamp.
     """
 
     packet: CodedPacket

@@ -210,8 +210,8 @@ class PacketRecorder:
         """Return whether the keyframe `packet` must start a new file.
 
         Args:
-            file: the current file.
-            packet: the keyframe.
+            file: file that is being recorded.
+            packet: keyframe to be recorded next.
             last: the packet before the keyframe, or None.
         """
         gap = self._after is not None or (last is not None and packet.pts - last.pts > GAP_S * VIDEO_SCALE)

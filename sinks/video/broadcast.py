@@ -39,7 +39,7 @@ class View:
 
     Attributes:
         drawn: whether the overlay is drawn.
-        codec: video codec.
+        codec: video codec, "H264" or "VP8".
         width: width in pixels of a smaller video; None for the stream's own width.
         halvings: how many times the maximum bit rate is divided by 2, for a viewer with a slow connection.
     """
@@ -86,7 +86,7 @@ class Viewer:
     """One viewer of a stream's live video, from `BroadcastSink.join`. Thread-safe.
 
     Args:
-        stream: the stream.
+        stream: encoders of the stream to view.
         view: requested settings of the video, such as overlay and codec.
         wake: callback, called in the sink's thread when a frame is available or the stream has ended. It must return at
             once.

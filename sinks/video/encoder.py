@@ -92,7 +92,7 @@ def _open_first(codec: Codec, opened: Callable[[str], T]) -> tuple[str, T]:
     """Open the first encoder of a codec that works. Return its name and the result of `opened`.
 
     Args:
-        codec: the codec.
+        codec: video codec, "H264" or "VP8".
         opened: opens the encoder with the given name.
 
     Raises:

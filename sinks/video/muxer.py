@@ -26,7 +26,7 @@ class Muxer:
         """Write a packet in decoding order. Return False if its timestamps do not fit into the file.
 
         Args:
-            packet: the packet; its timestamps are replaced by those of the file.
+            packet: packet to write; the timestamps of the file replace its timestamps.
             stream: stream of the container.
 
         Raises:

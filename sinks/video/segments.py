@@ -46,7 +46,7 @@ class Segmenter:
         """Return whether a frame starts a new segment.
 
         Args:
-            pts: presentation timestamp.
+            pts: presentation timestamp of the frame.
             base: seconds per unit of `pts`.
             size: width and height in pixels.
         """

@@ -48,7 +48,7 @@ class Client:
         """Queue a message if the client has subscribed to its stream.
 
         Args:
-            message: the message.
+            message: message to queue.
             lost_before: number of records of the stream that were dropped directly before this message.
         """
         if message.stream and not self.subscription.includes(message.stream):

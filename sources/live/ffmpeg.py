@@ -449,7 +449,7 @@ def explain(error: Exception, what: str, *, opened: bool, authenticated: bool = 
     """Convert an error of FFmpeg to a `SourceError` with a message of one line.
 
     Args:
-        error: the error.
+        error: exception that FFmpeg raised.
         what: the URL without credentials.
         opened: whether the connection had been opened.
         authenticated: whether the URL contains a password.

@@ -15,7 +15,7 @@ from av.video.stream import VideoStream
 from saccade.sources.live.clock import LIVE_BASE
 
 JUMP_S = 10.0
-"""Seconds. A larger jump ahead of the local clock means that the sender's clock was set."""
+"""Seconds. If timestamps advance by more than this relative to the local clock, the sender's clock was set."""
 
 _NAL_CODECS = ("h264", "hevc")
 _REORDERED_S = 1.0  # most seconds that a packet's presentation precedes that of the packet decoded before it

@@ -13,7 +13,7 @@ from typing import Literal
 from saccade.sources.errors import Reason
 
 State = Literal["connecting", "live", "stalled", "reconnecting", "ended"]
-"""connecting: not live yet; live: frames arrive; stalled: silent; reconnecting: lost, being retried; ended: closed."""
+"""connecting: no frame yet; live: frames arrive; stalled: no data; reconnecting: being retried; ended: closed."""
 
 SILENCE_S = 4.0  # a frozen camera must count as stalled within 5 s; the rest is polling
 NO_PACKETS_S = 20.0  # limit before the first frame while the server still answers
@@ -32,7 +32,7 @@ class LinkStatus:
     """The connection status of a live source.
 
     Attributes:
-        state: current state.
+        state: "connecting", "live", "stalled" (no data), "reconnecting" or "ended".
         reason: category of the failure; None while the source is live or before any failure.
         connections: number of times that the source has become live.
         retry_s: delay before the next attempt in seconds; None during an attempt.

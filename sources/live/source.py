@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 Opener = Callable[[threading.Event, int | None, Taps], LiveConnection]
 """Connects within seconds, and stops when the event is set; raises `LiveError` if it cannot connect.
 
-The number is the index of the GPU whose memory keeps decoded frames, see `Source.gpu`. The taps
+The number is the index of the GPU that stores the decoded frames, see `Source.gpu`. The taps
 receive all packets of the connection.
 """
 

@@ -177,7 +177,7 @@ class HttpFiles:
 
         Args:
             url: URL of the file.
-            begin: first byte.
+            begin: offset of the first byte.
             end: offset after the last byte; 0 for the end of the file.
 
         Returns:

@@ -80,7 +80,7 @@ class StreamSocket:
     """A TCP or TLS connection. The constructor opens it.
 
     Args:
-        host, port: the server.
+        host, port: host name or IP address, and port of the server.
         closed: event; setting it aborts all blocking calls.
         tls: which server certificates to accept; None for no TLS.
         addresses: IP addresses of `host`, or of the proxy, tried in this order; None to resolve the name.

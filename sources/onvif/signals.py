@@ -23,7 +23,7 @@ _KINDS = {
     "MotionRegionDetector/Motion": "motion",
     "Trigger/DigitalInput": "input",
 }
-"""The signal of a topic, by the end of the topic."""
+"""Name of the signal for each ONVIF event topic, by the end of the topic."""
 _STATES = ("State", "IsMotion", "LogicalState")
 
 

@@ -35,7 +35,7 @@ class Receiver:
     """Thread that receives an RTSP session's packets, from construction until `close` or an error.
 
     Args:
-        session: the playing session; `close` also closes the session.
+        session: RTSP session that is already playing; `close` also closes the session.
         choice: transport selection, which is switched to TCP if UDP loses too many packets.
         show_damaged: whether to return damaged access units, see `Depacketizer`.
         closed: event; setting it aborts all blocking calls.

@@ -39,14 +39,14 @@ class RtspSession:
     """An RTSP session that is playing.
 
     Attributes:
-        client: the connection.
-        media: the video stream.
+        client: connection to the RTSP server.
+        media: description of the video stream in the SDP.
         codec: FFmpeg's name of the video codec.
         control: URL of the session.
         keepalive: RTSP method that keeps the session alive.
         keepalive_s: interval between keepalives in seconds.
         srtp: decrypts the video packets; None for plain RTP.
-        sound: the audio stream, which is the client's second stream; None without audio.
+        sound: description of the audio stream, which is the client's second stream; None without audio.
         sound_srtp: decrypts the audio packets; None for plain RTP.
         began: RTP timestamps of video and audio at the same moment, from the reply to PLAY; None if not stated.
     """

@@ -74,7 +74,7 @@ def transport_request(way: Way, profile: str, port: int, channel: int = 0) -> st
     """Build the Transport header of an RTSP SETUP request.
 
     Args:
-        way: the transport.
+        way: transport to request, such as "tcp" or "udp".
         profile: RTP profile of the stream.
         port: local UDP port for RTP; RTCP uses the next port.
         channel: first interleaved channel over TCP; RTCP uses the next channel.
