@@ -1,1 +1,1 @@
-"""Benchmarks for developers: `python -m benchmarks --help`. They are not part of the wheel."""
+"""Benchmarks for developers: `python -m benchmarks --help`. The Python wheel does not contain them."""

@@ -195,8 +195,8 @@ def _places(result: Result) -> list[tuple[float, ...]]:
 class ScriptedOutput(BoxesOutput):
     """State machine that returns predefined boxes and ignores the values that the model samples.
 
-    It simulates the samples of a trained model: they are the predefined values, but after a wrong draft value, they
-    repeat the draft until the end of the object.
+    It simulates the samples of a trained model. The samples are the predefined values. After a wrong draft value, the
+    samples repeat the draft until the end of the object.
 
     Args:
         boxes: x, y, width and height of each box.

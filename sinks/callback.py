@@ -19,7 +19,7 @@ class CallbackSink:
     error.
 
     Args:
-        function: called in a thread of the pipeline. It should return quickly, because it delays later results.
+        function: called in a thread of the pipeline. A slow function delays later results.
 
     Raises:
         SinkError: if `function` is not callable.

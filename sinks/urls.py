@@ -113,7 +113,7 @@ class Options:
         return None, self.age(name, f"a whole number from 1 to {most}, or a time such as 12h or 7d")
 
     def age(self, name: str, shape: str = "a time such as 12h or 7d") -> float | None:
-        """Return an option as a duration in seconds; None if it is absent. It needs a unit, such as `12h` or `7d`."""
+        """Return an option as a duration in seconds; None if absent. The value needs a unit, such as `12h` or `7d`."""
         value = self.text(name)
         if name not in self._given:
             return None

@@ -402,7 +402,7 @@ def _origin(start_time: int | None, first: int | None, base: Fraction) -> int:
 
     Args:
         start_time: start time in the container's header, or None.
-        first: timestamp of the first frame, or None. It takes precedence over a contradicting `start_time`.
+        first: timestamp of the first frame, or None. If it contradicts `start_time`, it is used instead.
         base: seconds per unit of the timestamps.
     """
     if start_time is None or (first is not None and not 0 <= (first - start_time) * base <= _DAMAGED_S):

@@ -68,7 +68,7 @@ class Frame:
         decoding it.
 
         Args:
-            convert: function that returns the image, the same array on each call. It is called from any thread.
+            convert: function that returns the image, the same array on each call. May be called in any thread.
             others: the other attributes of the frame, by name.
         """
         frame = cls(None, convert=convert, **others)  # type: ignore[arg-type]

@@ -98,7 +98,7 @@ class RgbConverter:
 
         Args:
             frame: the decoded frame.
-            orientation: orientation of the frame; None to detect it, which does not detect vertical mirroring.
+            orientation: orientation of the frame; None to read the rotation from the frame, without vertical mirroring.
 
         Raises:
             FFmpegError, ValueError: if swscale cannot convert the frame's pixel format.

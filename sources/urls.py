@@ -173,7 +173,7 @@ class RtspAddress:
         return self.url.replace(f"[{address}]", f"[{address}{mark}{zone}]", 1) if mark else self.url
 
     def redirected(self, location: str) -> RtspAddress:
-        """Return the address after a redirect. Credentials are kept for the same host only.
+        """Return the address after a redirect. If the new host is different, the address has no credentials.
 
         Raises:
             SourceError: if `location` is malformed.

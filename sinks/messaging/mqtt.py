@@ -47,9 +47,9 @@ EXAMPLE = "mqtt://user:password@host:1883/saccade"
 class MqttSink:
     """Publishes to `mqtt://user:password@host:1883/saccade`, or `mqtts://` for TLS. The path is the topic prefix.
 
-    - `saccade/available`: online or offline, retained. It is also the last will, so the broker sets it to offline after
-      a crash. The other topics are valid only while this topic is online. In Home Assistant, list both availability
-      topics with `availability_mode: all`.
+    - `saccade/available`: online or offline, retained. This topic is also the MQTT last will, so the broker sets it to
+      offline if Saccade crashes. The other topics are valid only while this topic is online. In Home Assistant, list
+      both availability topics with `availability_mode: all`.
     - `saccade/STREAM/available`: the same for one stream; offline after it has ended or was silent for 30 s.
     - `saccade/STREAM/LABEL`: number of objects, retained, sent on change; see `EventTracker`.
     - `saccade/STREAM/zones/ZONE/LABEL`: number of objects in a zone; `saccade/STREAM/lines/LINE/LABEL/forward` and

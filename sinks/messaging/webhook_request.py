@@ -1,6 +1,6 @@
 """Builds webhook requests: address, headers, idempotency key and signature.
 
-Idempotency key and signature follow the Standard Webhooks specification. Its libraries can verify the signature.
+Idempotency key and signature follow the Standard Webhooks specification, for which there are libraries.
 """
 
 from __future__ import annotations

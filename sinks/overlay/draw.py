@@ -127,7 +127,7 @@ def draw_outlines(canvas: NDArray[np.uint8], outlines: Iterable[Outline]) -> Non
 
 
 def _draw_outline(canvas: NDArray[np.uint8], outline: Outline, color: Rgb, scale: float) -> None:
-    """Fill an object's outline by the even-odd rule, and draw a line around it."""
+    """Fill an object's outline by the even-odd rule, and draw a line along the outline."""
     height, width = canvas.shape[:2]
     size = np.array([width, height], np.float64)
     pieces = [

@@ -35,7 +35,7 @@ class Zone:
 
     Attributes:
         name: name of the zone.
-        corners: at least three corners, in order.
+        corners: at least three corners (x, y) of the polygon, in order along its edge.
         inside: number of objects inside now.
         entered, left: number of objects that have entered and left so far; None if not counted.
         counts: `inside`, `entered` and `left` per label.
@@ -143,7 +143,7 @@ def draw_scene(canvas: NDArray[np.uint8], result: Result, scale: float) -> None:
 
 
 def label_scene(canvas: NDArray[np.uint8], result: Result, scale: float, taken: list[Rect]) -> None:
-    """Draw the names and counts of zones and lines, without overlap with the rectangles in `taken` if possible."""
+    """Draw the names and counts of zones and lines, if possible without overlap with the rectangles in `taken`."""
     height, width = canvas.shape[:2]
     gap = round(4 * scale)
     for zone in _of(result, Zone):

@@ -68,7 +68,7 @@ def best_place(
     """Return the position with the least overlap of a text, and the overlapping fraction of the text from 0 to 1.
 
     Overlap with rectangles in `spared` counts half as much as overlap with rectangles in `taken`. The area outside the
-    image counts as taken.
+    image counts like a rectangle in `taken`.
     """
     height, width = canvas.shape[:2]
     corners = np.asarray(places, dtype=np.int64)

@@ -64,7 +64,7 @@ class RecordedFile:
         after: reason for a gap before the file; None if there is no gap.
         form: video format. Files with the same format can be joined into one MP4.
         head: bytes before the first fragment (MP4 initialization segment).
-        fragments: fragments in order.
+        fragments: complete fragments in the order of time.
     """
 
     path: Path
@@ -184,7 +184,7 @@ class Archive:
         return spans
 
     def _times(self, since: float, until: float) -> list[tuple[RecordedFile, float]]:
-        """Return the files that may overlap a time range, in order, each with its end as Unix time in seconds."""
+        """Return the files that may overlap a time range, sorted by time, each with its end (Unix time in seconds)."""
         with self._lock:
             self._read_heads()
             near = [one for _, one in self._known.values() if since - _LONGEST_FILE_S < one.began < until]

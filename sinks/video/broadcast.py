@@ -88,8 +88,8 @@ class Viewer:
     Args:
         stream: encoders of the stream to view.
         view: requested settings of the video, such as overlay and codec.
-        wake: callback, called in the sink's thread when a frame is available or the stream has ended. It must return at
-            once.
+        wake: callback, called in the sink's thread when a frame is available or the stream has ended. It must not
+            block.
     """
 
     def __init__(self, stream: _Stream, view: View, wake: Callable[[], None]) -> None:
@@ -286,7 +286,7 @@ class BroadcastSink:
             self.end(name)
 
     def next(self, stream: str) -> Future[Shown]:
-        """Return a future of the stream's next frame. It is cancelled if the stream ends; the caller may cancel it too.
+        """Return a future of the stream's next frame. The end of the stream cancels the future; the caller may too.
 
         Raises:
             NoSuchStreamError: if no stream has this name.

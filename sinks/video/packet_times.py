@@ -27,7 +27,7 @@ class PacketTimes:
     gap of 2^31 units or more aborts the process.
 
     - The file starts at 0; earlier timestamps become 0.
-    - A missing timestamp is taken from the packet's other timestamp, or from the previous packet.
+    - A missing timestamp is derived from the packet's other timestamp, or from the previous packet.
     - If the DTS does not increase, it becomes the previous DTS plus 1 unit.
     - A packet after a gap that is too long for the file is rejected.
 

@@ -26,8 +26,8 @@ _DIGITS = {
 class Segmenter:
     """Decides for each frame whether a new segment (file) of a recording starts.
 
-    A segment starts at the first frame, after `length_s`, and after a gap of more than `GAP_S`. It also starts if the
-    frame size or the time base changes, or if timestamps decrease.
+    A segment starts at the first frame, after `length_s`, and after a gap of more than `GAP_S`. A segment also starts
+    if the frame size or the time base changes, or if timestamps decrease.
 
     Args:
         length_s: length of a segment in seconds, without the display time of its last frame.
@@ -88,7 +88,7 @@ class SegmentNames:
 
     @property
     def root(self) -> Path:
-        """Folder above the first path component with a time placeholder. It must exist; its subfolders are created."""
+        """Existing folder above the first path component with a time placeholder. Its subfolders are created."""
         parts = Path(self.pattern).parts
         fixed = next(n for n, part in enumerate(parts) if _DIRECTIVE.search(part))
         return Path(*(part.replace("%%", "%") for part in parts[:fixed]))

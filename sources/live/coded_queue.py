@@ -21,7 +21,7 @@ class CodedQueue:
 
     If the oldest access unit waits longer than `MAX_AGE_S`, all access units before the newest keyframe are dropped. If
     there is no newer keyframe, or decoding the remaining units would take longer than `CATCH_UP_S`, the queue is
-    cleared. It then drops all access units before the next keyframe.
+    cleared. All further access units before the next keyframe are also dropped.
     """
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ class CodedPacket:
         arrived_at: `time.monotonic()` on arrival, in seconds; the same clock as `Frame.steady_at`.
         key: whether the frame is a keyframe, at which decoding can start.
         display_matrix: the container's display matrix, 9 numbers; None for no rotation.
-        pixel_aspect: pixel width divided by pixel height, from the container; None if only `data` can state it.
+        pixel_aspect: pixel width divided by pixel height, from the container; None if the container states none.
         captured_at: capture time in Unix seconds, from the sender's RTCP report; None without a report.
     """
 

@@ -144,10 +144,10 @@ class Link:
     ) -> float:
         """Record that the connection or the attempt has failed. Return the delay before the next attempt, in seconds.
 
-        The delay starts at 0.5 s. It doubles up to 4 s for network errors, and up to 30 s for other errors. A random
-        jitter of up to 25 % is subtracted. The delay is reset after one second with frames. After a rejected password,
-        the delay exceeds 30 minutes, because cameras lock accounts. For a network error, the duration of the attempt up
-        to `now` is subtracted from the delay.
+        The delay starts at 0.5 s. Each failure doubles the delay, up to 4 s for network errors and 30 s for other
+        errors. A random jitter of up to 25 % is subtracted. The delay is reset after one second with frames. After a
+        rejected password, the delay exceeds 30 minutes, because cameras lock accounts. For a network error, the
+        duration of the attempt up to `now` is subtracted from the delay.
         """
         took = 0.0 if now is None or self._state in ("live", "stalled") else now - self._attempted_at
         if self._state != "ended":

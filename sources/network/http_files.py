@@ -99,7 +99,7 @@ class HttpFiles:
     Attributes:
         failure: error of a file opened after the first, such as a segment; None without an error. FFmpeg reports only
             that reading failed.
-        refused: error of a forbidden address or rejected certificate, after which no file is opened; None without one.
+        refused: error of a forbidden address or rejected certificate, after which no file is opened; None otherwise.
 
     Args:
         dialer: opens the connections.

@@ -24,7 +24,7 @@ class AudioReceiver:
 
     Args:
         media: description of the audio stream.
-        in_order: whether the transport delivers packets in order, as TCP does.
+        in_order: whether the transport keeps the order of packets, as TCP does.
         began: RTP timestamps of video and audio at the same moment; None if unknown.
 
     Raises:
