@@ -14,12 +14,12 @@ class NalSyntax:
 
     Attributes:
         header: size of a NAL unit's header in bytes.
-        aggregate, fragment: payload types that contain several NAL units, or a part of one.
-        unsupported: payload types of the interleaved modes, which no camera sends.
+        aggregate, fragment: RTP payload types that contain several NAL units, or a part of one NAL unit.
+        unsupported: RTP payload types of the interleaved modes, which no camera sends.
         ignored: types that can be skipped: end of sequence, filler and undefined types.
         slices: types that contain a part of a frame.
         keys: slice types of frames that reference no other frame.
-        openers: parameter sets and delimiters that occur only at the beginning of an access unit.
+        openers: types of parameter sets and delimiters, which occur only at the beginning of an access unit.
         prefixes: other types that precede the first slice of their access unit.
         sets: parameter set types.
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RtpPacket:
-    """One RTP packet. The dataclass is not frozen, because creating a frozen one takes 1 µs longer."""
+    """One RTP packet. Not a frozen dataclass, because its creation would take 1 µs longer."""
 
     marker: bool
     payload_type: int
@@ -18,7 +18,7 @@ class RtpPacket:
 
 
 def parse_rtp(data: bytes) -> RtpPacket | None:
-    """Parse an RTP packet; return None if it is invalid. A packet with padding only has an empty payload."""
+    """Parse an RTP packet; return None if it is invalid. If a packet contains only padding, its payload is empty."""
     if len(data) < 12 or data[0] >> 6 != 2:
         return None
     first = data[0]
@@ -46,7 +46,7 @@ def signed(difference: int, bits: int = 32) -> int:
     """Return the signed difference of two numbers that wrap around, such as RTP timestamps.
 
     Args:
-        difference: the difference, possibly out of range.
+        difference: difference of the two numbers, of any sign and size.
         bits: number of bits after which the numbers wrap around.
     """
     half = 1 << (bits - 1)

@@ -18,11 +18,11 @@ _RTP_CLOCK = 90_000  # units a second of every RTP video format handled here
 
 @dataclass(slots=True, frozen=True)
 class SenderReport:
-    """RTCP sender report: one moment, on the sender's wall clock and on its RTP clock.
+    """RTCP sender report, which states the Unix time and the RTP timestamp of the same moment.
 
     Attributes:
-        unix_s: the sender's wall clock, Unix time in seconds.
-        timestamp: the sender's RTP clock, 32 bits.
+        unix_s: Unix time in seconds, by the sender's clock.
+        timestamp: RTP timestamp of the same moment, 32 bits.
         ssrc: SSRC of the sender.
         ntp_middle: the middle 32 bits of the NTP timestamp, which a receiver report repeats.
         at: arrival time of the report, in seconds on the caller's clock.
@@ -42,8 +42,8 @@ class SenderReport:
 class SenderClock:
     """Calculates the capture times of one sender's frames from its RTCP reports.
 
-    If the sender's clock is wrong by more than `PLAUSIBLE_S` seconds, an offset corrects it. The offset assumes that
-    the frame with the shortest latency so far was captured at its arrival.
+    If the sender's clock is wrong by more than `PLAUSIBLE_S` seconds, its times are corrected by an offset. The offset
+    is chosen as if the frame with the shortest latency so far had no latency.
 
     Attributes:
         offset_s: seconds that are subtracted from the sender's clock; 0 if the clock is plausible.
@@ -82,7 +82,7 @@ def parse_rtcp(data: bytes, at: float) -> tuple[SenderReport | None, frozenset[i
         at: arrival time in seconds.
 
     Returns:
-        The sender report, or None, and the SSRCs of senders that leave (BYE).
+        The sender report, or None, and the SSRCs of senders that ended their stream (RTCP BYE).
     """
     report, begin = None, 0
     leaving: set[int] = set()

@@ -21,7 +21,7 @@ class Piece:
     Attributes:
         timestamp: RTP timestamp of the first sample, without wrap-around; may exceed 32 bits.
         data: the encoded audio for the decoder.
-        samples: number of samples per channel, in units of the RTP clock.
+        samples: duration of the frame in units of the RTP clock: the number of samples per channel.
     """
 
     timestamp: int

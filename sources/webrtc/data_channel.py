@@ -1,6 +1,6 @@
 """Short text messages to and from a WebRTC peer, over a data channel that the peer opens.
 
-If the peer receives slowly, a newer outgoing message replaces the pending message.
+If the peer receives slowly, a newer outgoing message replaces an unsent message.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Messages:
     Create the object on the connection's event loop.
 
     Attributes:
-        answer: called on the event loop with each incoming text; must return at once. The returned text is sent
-            as a reply; None sends nothing.
+        answer: function that is called on the event loop with each incoming text, and returns the reply or None. Must
+            not block.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Messages:
         connection.on("datachannel", self._opened)
 
     def send(self, text: str) -> None:
-        """Queue `text` for sending. It replaces a text that is still pending. Thread-safe; returns at once."""
+        """Queue `text` for sending, in place of an earlier text that is still unsent. Thread-safe; does not block."""
         self._newest.append(text)
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended, and the peer with it

@@ -101,14 +101,14 @@ class _PublisherLink(Link):
 class WebRtcListener(LiveSource):
     """A source that waits for WebRTC publishers (WHIP). A new publisher replaces the current one.
 
-    The source ends only when closed. Timestamps continue across publishers. The event loop runs in a separate thread
-    that ends with `close`.
+    The source ends only when closed. Timestamps continue across publishers. The server runs in a separate thread until
+    `close`.
 
     Args:
         target: the address that the user typed.
         stream: name of the stream; "webrtc" if None.
         vid_stride: yield every `vid_stride`-th frame.
-        hwaccel: whether to decode H.264 on the GPU.
+        hwaccel: for H.264, "auto" to use a GPU if there is one, "cuda" to require a GPU, "none" for the CPU.
         retry: False to raise `LiveError` when the first publisher has left.
         media_hosts, silence_s: see `Signaling`.
 

@@ -1,7 +1,7 @@
 """Base class of a WebRTC peer: an aiortc connection that answers an SDP offer and closes if the peer is silent.
 
-The subclass in `webrtc.publisher` receives video; the subclass in `server.whep.peer` sends video. Only these three
-modules use private attributes of aiortc.
+The subclass in `saccade.sources.webrtc.publisher` receives video; the subclass in `saccade.pipeline.api.whep_peer`
+sends video. Only these three modules use private attributes of aiortc.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Peer(ABC):
 
     Attributes:
         answer: the SDP answer to the peer's offer.
-        messages: text messages over the data channel that the peer may open.
+        messages: sends and receives text messages over the data channel, if the peer opens one.
 
     Args:
         settings: network settings.
@@ -155,7 +155,7 @@ class Peer(ABC):
         self._heard_at = time.monotonic()
 
     def _take_report(self, packet: object) -> None:
-        """Process an RTCP packet before aiortc does."""
+        """Process an incoming RTCP packet, before aiortc processes the packet."""
         self._mark_heard()
 
     def _replace(self, part: object, name: str, ours: object) -> Any:
@@ -247,7 +247,7 @@ def choose_addresses(transceiver: RTCRtpTransceiver, hosts: Sequence[str] | None
     """Set the IP addresses for ICE host candidates, before they are gathered.
 
     Args:
-        transceiver: the transceiver whose transport is set.
+        transceiver: transceiver that will use the addresses.
         hosts: IP addresses; None for all interfaces and loopback, which aioice omits by default.
     """
     gathering: Any = transceiver.receiver.transport.transport.iceGatherer._connection

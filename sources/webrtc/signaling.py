@@ -33,8 +33,8 @@ class Signaling(ABC, Generic[P]):
     """A WebRTC signaling endpoint (WHIP or WHEP) with its sessions.
 
     Args:
-        ice_servers: STUN and TURN servers, used by the server and sent to clients as `Link` headers. A public
-            server would learn who connects.
+        ice_servers: STUN and TURN servers, used by the server and sent to clients as `Link` headers. A public server
+            learns the IP addresses of clients.
         media_hosts: IP addresses to announce as ICE host candidates; None for all interfaces, loopback last.
         silence_s: seconds without data after which a peer counts as disconnected.
         max_peers: maximum number of connected peers.
@@ -114,7 +114,7 @@ class Signaling(ABC, Generic[P]):
 
     @property
     def n_open(self) -> int:
-        """Number of connections that count towards the limit."""
+        """Number of connections that count towards the limit `max_peers`."""
         return len(self._peers)
 
     def _require_room(self) -> None:

@@ -1,4 +1,4 @@
-"""WHIP server (RFC 9725) that receives WebRTC video, as routes for any ASGI application. JSON offers work too.
+"""WHIP server (RFC 9725) that receives WebRTC video, as routes for any ASGI application. Also accepts JSON offers.
 
     server = WebRtcServer(on_source=start_a_run)
     application = Guard(server.routes(), HttpAuth(token))
@@ -35,12 +35,13 @@ class WebRtcServer(Signaling[PublisherPeer]):
     """WHIP server that turns each WebRTC publisher into a source. `close` disconnects all publishers.
 
     Args:
-        on_source: called on the event loop with the source of each accepted peer; must return at once.
+        on_source: called on the event loop with the source of each accepted peer; must not block.
         ice_servers, media_hosts, silence_s: see `Signaling`.
         max_peers: maximum number of connected peers.
-        replace: whether a new peer replaces the oldest one at the maximum; otherwise the new peer is refused.
+        replace: whether a new peer replaces the oldest peer if `max_peers` are connected; otherwise the new peer is
+            rejected.
         vid_stride: yield every `vid_stride`-th frame.
-        hwaccel: whether to decode H.264 on the GPU.
+        hwaccel: for H.264, "auto" to use a GPU if there is one, "cuda" to require a GPU, "none" for the CPU.
 
     Raises:
         ValueError: if the address of an ICE server is malformed.
@@ -82,8 +83,8 @@ class WebRtcServer(Signaling[PublisherPeer]):
     def routes(self, path: str = "/whip", offer_path: str = "/offer") -> list[Route]:
         """Return the HTTP routes: WHIP at `path`, session URLs below `path`, and the JSON offer at `offer_path`.
 
-        The query `?stream=door` names the stream. Other methods, also PATCH, get 405, as RFC 9725 requires without
-        trickle ICE.
+        The query `?stream=door` names the stream. Other HTTP methods, including PATCH, get status 405, as RFC 9725
+        requires of a server without trickle ICE.
         """
         return [*self.session_routes(path), Route(offer_path, self.offer, methods=["POST"])]
 
