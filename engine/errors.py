@@ -61,8 +61,8 @@ class DeadlineError(EngineError):
 
     Args:
         begun: whether the image was already prefilled.
-        cropping_s: minimum time in seconds for cropping the image, if it exceeds the deadline; otherwise None.
-        answering_s: estimated time in seconds from admission to result, if it exceeds the deadline; otherwise None.
+        cropping_s: minimum time in seconds for cropping the image, if it ends after the deadline; otherwise None.
+        answering_s: estimated time in seconds from admission to result, if it ends after the deadline; otherwise None.
     """
 
     def __init__(self, begun: bool, cropping_s: float | None = None, answering_s: float | None = None) -> None:

@@ -135,7 +135,7 @@ def _mallopt(parameter: int, value: int) -> None:
 
 
 def _glibc(name: str) -> Callable[..., int] | None:
-    """Return a function of glibc, or None on other systems."""
+    """Return the glibc function with this name, or None on systems without glibc."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 

@@ -212,7 +212,7 @@ class Admission(Generic[ImageT]):
             self._forget_idle(key)
 
     def offer(self, request: Request[ImageT], key: Hashable, now: float = 0.0) -> None:
-        """Queue a request of the stream `key`. A frame supersedes the queued frame of its stream."""
+        """Queue a request of the stream `key`. A new frame replaces the queued frame of its stream."""
         stream = self.stream(key)
         last = stream.waiting[-1] if stream.waiting else None
         if request.frame and last is not None and last.frame and last.begun_at is None:
@@ -281,7 +281,7 @@ class Admission(Generic[ImageT]):
                 stream.service.measured(now - request.begun_at)
 
     def wake_at(self, now: float) -> float:
-        """Return the earliest time in seconds at which `max_fps` allows a queued request, or infinity."""
+        """Return the earliest time in seconds at which `max_fps` allows a queued request; infinity if none waits."""
         return min((stream.next_at for stream in self._backlog if stream.next_at > now), default=math.inf)
 
     def _earn(self, ready: list[Request[ImageT]]) -> None:
@@ -521,7 +521,7 @@ class Resources:
 
     @property
     def batch_slots_used(self) -> int:
-        """Number of batch slots in use, including slots of finished sequences that running steps still contain."""
+        """Number of batch slots in use, including slots of finished sequences that are still part of running steps."""
         return self.n_batch_slots - len(self._batch_slots)
 
     @property

@@ -406,7 +406,7 @@ class CropPace:
         self._config, self._rate, self._doubted = config, seconds_per_pixel, True
 
     def measured(self, pixels: int, seconds: float) -> None:
-        """Update the bound with a measured cropping time. Small images are ignored."""
+        """Update the lower bound with the cropping time of an image, in seconds. Small images are ignored."""
         if pixels >= self._config.crop_large:
             rate = self._config.crop_bound * seconds / pixels
             self._rate = rate if self._doubted else min(self._rate, rate)
@@ -694,7 +694,7 @@ class _Source(Generic[ImageT]):
 
 
 def _timings(request: Request[ImageT]) -> Timings:
-    """Return the durations of a finished request: cropping, queueing, first prefill, and the time after it."""
+    """Return the durations of a finished request: queueing, first prefill, decoding, and cropping."""
     first = request.windows[0]
     if not first.launched_at:  # there was nothing to run
         return Timings(queue_ms=(time.monotonic() - request.submitted_at) * 1e3)

@@ -164,7 +164,7 @@ class Scheduler(Generic[ImageT]):
         request.done(request, error)
 
     def expire(self, now: float) -> None:
-        """End all requests whose deadline has passed with an error."""
+        """End with an error all requests whose deadline has passed."""
         if now < self.soonest:
             return
         for request in [one for one in self._timed if one.deadline <= now]:
@@ -174,7 +174,7 @@ class Scheduler(Generic[ImageT]):
         self.soonest = min((request.deadline for request in self._timed), default=math.inf)
 
     def cancel_waiting(self, error: BaseException) -> None:
-        """End all requests that have not started (no image or tile is admitted) with an error."""
+        """End with an error all requests that have not started: no image or tile is admitted."""
         for request in self.admission.requests:
             if request.begun_at is None:
                 self.cancel(request, error)
@@ -504,7 +504,7 @@ class StepSlots:
 
     @property
     def depth(self) -> int:
-        """Number of step slots."""
+        """Number of step slots, which is the maximum number of steps in flight."""
         return len(self._states)
 
     @property

@@ -70,7 +70,7 @@ class Speculation:
         return scheduled
 
     def next_rows(self, sequence: Answer[Any], left: int) -> Rows:
-        """Return the rows of a sequence for a decode step: one row, and one for each of at most `left` draft values.
+        """Return the rows of a sequence for a decode step: one row, plus one per draft value (at most `left`).
 
         The list is empty if the answer needs no more steps.
         """

@@ -158,7 +158,7 @@ class PackedRunner(Runner):
         sampled: torch.Tensor,
         state: torch.Tensor,
     ) -> None:
-        """Sample coordinates and sizes; see `Runner.sample_regions`. Rows in the phase TOKEN are skipped."""
+        """Sample coordinates and sizes; see `Runner.sample_regions`. Rows that sample text are skipped."""
         count, region = len(hidden), self._model.region
         features = self._features[:count]
         pdl = self._coords.uses_pdl(count) and self._sizes.uses_pdl(count)

@@ -105,7 +105,7 @@ class OneRowOps:
         self._row, self.x, self._rows, self._pdl = row, x, rows, pdl
 
     def norm(self, layer: PackedLayer) -> torch.Tensor:
-        """Return the residual. The GEMVs that follow compute the layer norm."""
+        """Return the residual unchanged, because the next GEMV kernel computes the layer norm."""
         return self.x
 
     def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:

@@ -113,7 +113,7 @@ class PrefillOps:
         return layer.experts is not None and not self._is_last(layer)
 
     def heads(self, layer: PackedLayer, normed: _Prefilled, kv_only: bool) -> _Prefilled:
-        """Return queries, keys and values. In a dense layer with FP8 rows or adapters, the inputs of GELU follow."""
+        """Return queries, keys and values; in a dense layer with FP8 or adapters, followed by the MLP's GELU inputs."""
         # cuBLAS has no GELU epilogue for FP8, so one GEMM computes heads and MLP. The last MLP has few rows.
         width = self._blocks.heads
         apart = normed.normed[1] is None or self._is_last(layer)

@@ -35,7 +35,7 @@ ANYTHING, ANY_NUMBER = math.inf, sys.float_info.max
 
 @dataclass(slots=True)
 class Quantity:
-    """A compared quantity, such as boxes or logits: its tolerance, counts and largest difference."""
+    """Comparison of a quantity, such as boxes or logits: tolerance, number of differences, and largest difference."""
 
     name: str
     tolerance: float
@@ -61,7 +61,7 @@ class Quantity:
 
 @dataclass(slots=True, frozen=True)
 class _Call:
-    """One request, and the reference's answer: a text or a list of objects."""
+    """One request, and the answer of the reference implementation: a text or a list of objects."""
 
     where: str
     task: Task

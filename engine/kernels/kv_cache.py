@@ -62,7 +62,7 @@ def _widest(first, second, rest, turned, behind):
 
 @triton.jit
 def _turned(first, second, c, s):
-    """Apply RoPE to the rotated channels of heads, and return both halves of these channels in float32."""
+    """Apply RoPE to the two halves `first` and `second` of the rotated channels. Return both halves in float32."""
     a, b = first.to(tl.float32), second.to(tl.float32)
     return a * c - b * s, b * c + a * s
 

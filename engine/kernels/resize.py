@@ -258,7 +258,7 @@ def resize_all(table: torch.Tensor, between: torch.Tensor, out: torch.Tensor) ->
 
 
 def weights_of(rows: int, columns: int, height: int, width: int, device: torch.device) -> list[torch.Tensor]:
-    """Return the coefficient tensors for a pair of sizes; a CUDA graph of `resize` must keep them alive."""
+    """Return the coefficient tensors of a resize. A CUDA graph that contains the resize must keep them alive."""
     return [*_on_device(columns, width, device), *_on_device(rows, height, device)]
 
 

@@ -52,7 +52,7 @@ def _temperature_kernel(
 
 
 def temperature_parts(inner: int, rows: int = 1) -> int:
-    """Return the number of split-K parts of the products for the attention temperature: `inner` inputs, `rows` rows."""
+    """Return the number of split-K parts that `temperature_products` needs for `rows` rows with `inner` inputs."""
     chunks = inner // _CHUNK
     return chunks // _GROUP if rows > _FEW_ROWS and chunks % _GROUP == 0 else chunks
 

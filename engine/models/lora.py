@@ -116,7 +116,7 @@ def _read_safetensors(file: Path, text: TextDecoder) -> tuple[_Pairs, float | No
 
 
 def _read_tuned(file: Path, text: TextDecoder) -> tuple[_Pairs, None]:
-    """Read an adapter file of Moondream's fine-tuning service. The file has no alpha, so the scale is 1."""
+    """Read an adapter file of Moondream's fine-tuning service. The file has no alpha, so the LoRA scale is 1."""
     try:
         stored = torch.load(file, map_location="cpu", weights_only=True)
     except OSError:
@@ -227,7 +227,7 @@ class AdapterBank:
         self._resident[slot] = weakref.ref(adapter)
 
     def text(self, slots: torch.Tensor) -> TextDecoder:
-        """Return the text decoder for a batch. `slots` (rows,) int is the adapter slot of each row."""
+        """Return the text decoder with the LoRA adapters of a batch. `slots` (rows,) int: adapter slot of each row."""
         others = self._others(slots).unsqueeze(1)
         for layer in self._layers.values():
             layer.others = others
@@ -255,7 +255,7 @@ class _AdaptedLinear(nn.Linear):
         self.others = torch.ones(1, 1, n_slots * rank, dtype=torch.bool, device=like.device)
 
     def fill(self, slot: int, weights: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-        """Copy the LoRA matrices of an adapter into a slot, or zeros if `weights` is None. The first slot is 1."""
+        """Copy the LoRA matrices of an adapter into a slot, or zeros if `weights` is None. Slots start at 1."""
         first = (slot - 1) * self.rank
         own = slice(first, first + self.rank)
         self.a[own].zero_()

@@ -158,7 +158,7 @@ class Adapter:
 
 @dataclass(slots=True, frozen=True)
 class ImageCrops:
-    """Input of the vision encoder: crops (n, rows, columns, 3) uint8, and the tiling of the image."""
+    """Input of the vision encoder: crops (n, rows, columns, 3) uint8, and the number of tiles (rows, columns)."""
 
     pixels: NDArray[np.uint8]
     tiling: Tiling
@@ -221,7 +221,7 @@ class Prompts(Protocol):
     def gaze(self, eye: tuple[float, float]) -> tuple[list[int], dict[int, tuple[float, ...]]]:
         """Return the token IDs of the gaze prompt, and the eye's coordinates keyed by position in the prompt.
 
-        `eye` is the position (x, y) of an eye of the person, as fractions of the image.
+        `eye` is the position (x, y) of an eye of the person who looks, as fractions of the image.
         """
         ...
 
@@ -333,7 +333,7 @@ class VisionEncoder(Protocol):
         ...
 
     def tiling_of(self, height: int, width: int) -> Tiling:
-        """Return the tiling (rows, columns) of an image of `height` × `width` pixels."""
+        """Return the number of tiles (rows, columns) for an image of `height` × `width` pixels."""
         ...
 
     def make_crops(self, image: NDArray[np.uint8]) -> ImageCrops:

@@ -105,7 +105,7 @@ class Runner:
     def _forward(
         self, first: int, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor
     ) -> torch.Tensor:
-        """Compute `forward_tokens`. `first` is the index of the first row in the batch, which selects its adapter."""
+        """Compute `forward_tokens`. `first` is the batch index of the first row, to select LoRA adapters."""
         rows = self._cache.rows(tables[owners.long()].long())
         at = positions.long().unsqueeze(1)
         # The mask must be explicit: in a sequence without an image, attention is causal from the first position on.
@@ -185,7 +185,7 @@ class Runner:
 def suppress(logits: torch.Tensor, phases: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Set the logits (rows, vocab) of the token IDs `ids` (n,) to -inf, in place.
 
-    Only rows in the phase LATER_TOKEN change.
+    Only rows in the phase LATER_TOKEN (free text after the first token) change.
     """
     later = (phases == Phase.LATER_TOKEN).unsqueeze(1)
     return logits.index_copy_(1, ids, logits.index_select(1, ids).masked_fill(later, -torch.inf))

@@ -77,7 +77,7 @@ class CpuImageEncoder:
         self.objects = torch.zeros(most, 1 if self._drafting is None else self._drafting.n_drafts, 5)
 
     def prepare(self, image: Pixels, window: Window | None = None) -> ImageCrops:
-        """Split an image, or one window of it, into crops on the CPU; see `ImageEncoder.prepare`."""
+        """Split an image, or a part of it (`window`), into crops on the CPU; see `ImageEncoder.prepare`."""
         with one_thread():
             return self._vision.make_crops(as_array(image if window is None else part_of(image, window)))
 

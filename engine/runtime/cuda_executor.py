@@ -95,7 +95,7 @@ class CudaExecutor(Executor[PreparedImage]):
 
     @property
     def n_graphs(self) -> int:
-        """Number of CUDA graphs captured for steps."""
+        """Number of CUDA graphs captured for batch steps."""
         return len(self.graphs)
 
     @torch.inference_mode()

@@ -258,7 +258,7 @@ class Executor(Generic[PreparedT]):
         return {"compute": self._compute, "copy": self._copy}
 
     def prepare(self, image: Pixels, window: Window | None = None) -> PreparedT:
-        """Split an image, or one window of it, into crops for the vision encoder. Thread-safe."""
+        """Split an image, or a part of it (`window`), into crops for the vision encoder. Thread-safe."""
         return self._images.prepare(image, window)
 
     # ---- a step
@@ -345,7 +345,7 @@ class Executor(Generic[PreparedT]):
 
     @property
     def n_graphs(self) -> int:
-        """Number of CUDA graphs captured for steps; 0 on a CPU."""
+        """Number of CUDA graphs captured for batch steps; 0 on a CPU."""
         return 0
 
     def close(self) -> None:
@@ -495,7 +495,7 @@ class Executor(Generic[PreparedT]):
 
 
 def part_of(image: Pixels, window: Window) -> Pixels:
-    """Return the pixels of an image window. RGB is copied; YUV returns a view that starts at even pixel coordinates."""
+    """Return a part of an image: a copy of RGB, or a view of YUV that starts at even pixel coordinates."""
     if isinstance(image, YuvImage):
         return image.part(window.x, window.y, window.width, window.height)
     return image[window.y : window.y + window.height, window.x : window.x + window.width].copy()

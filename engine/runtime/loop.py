@@ -267,7 +267,7 @@ class StepLoop(Generic[ImageT]):
     def tick(self) -> None:
         """Run one iteration: launch the next batch step if a slot is free.
 
-        Otherwise wait for the oldest step and commit it.
+        Otherwise wait for the oldest step, and add its samples to the answers (commit).
         """
         with self.monitor.span("schedule"):
             now = self._clock()
@@ -387,7 +387,7 @@ class StepLoop(Generic[ImageT]):
 
     @property
     def _has_landed(self) -> bool:
-        """Return whether the oldest step has run, so that it can be committed."""
+        """Return whether the oldest step has run, so that its results can be read."""
         try:
             return bool(self.flights) and self._executor.has_run(self.flights[0].slot)
         except Exception:  # `read` raises it again
@@ -492,7 +492,7 @@ class Preparer:
             del windows  # otherwise the images would stay alive until the next windows arrive
 
     def _own_part(self, windows: list[PrefillWindow[Any]]) -> list[PrefillWindow[Any]]:
-        """Return the windows that the calling thread prepares, and queue the others for any thread."""
+        """Return the images and tiles that the calling thread crops. Queue the others for any thread."""
         on_device = windows[0].request.on_device
         if len(windows) == 1 or on_device is None or on_device():
             return windows
@@ -502,7 +502,7 @@ class Preparer:
 
 
 def _prepared(window: PrefillWindow[Any]) -> Prepared[Any] | None:
-    """Split the image of a window into crops. Return None if the request has ended."""
+    """Split an image or tile into crops for the vision encoder. Return None if the request has ended."""
     prepare = window.prepare
     if prepare is None:
         return None

@@ -123,7 +123,7 @@ class DecodeInputs(StepInputs):
     def fill(self, slot: int, rows: Sequence[ScheduledSequence[Any]], bucket: int) -> None:
         """Write the inputs of the rows of a decode step, padded to `bucket` rows.
 
-        Padding rows use the spare batch slot.
+        Padding rows use the spare batch slot, which no sequence uses.
         """
         host, count = self.host[slot], len(rows)
         host["batch_slots"][:count] = [row.sequence.batch_slot for row in rows]
@@ -457,7 +457,7 @@ class SamplingInputs:
         return AllowedTokens(count, numbers, which, self._kept)
 
     def _mask_of(self, rule: TokenRule, copy: Stream) -> int | None:
-        """Return the index of a rule's token mask in the mask cache on the device. A new mask is uploaded.
+        """Return the index of a rule's mask of allowed tokens in the mask cache on the device. Upload a new mask.
 
         Return None if the cache is full.
         """
@@ -491,7 +491,7 @@ def _put(place: torch.Tensor, mask: torch.Tensor) -> None:
 
 
 class _PinnedBuffer:
-    """A pinned host buffer with one row range per step slot, and its copy on the device."""
+    """A pinned host buffer with separate rows for each step slot, and its copy on the device."""
 
     __slots__ = ("device", "host")
 

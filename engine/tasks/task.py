@@ -161,7 +161,7 @@ class OutputState(ABC):
         The answer is complete when all parts are complete. Call this method once, before the first step.
 
         Args:
-            most: maximum number of parts. If the answer needs more, it is not split.
+            most: maximum number of parts. If the answer needs more parts, it is not split.
 
         Returns:
             For each part, the token IDs to append to the prompt, and its state machine.

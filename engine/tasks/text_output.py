@@ -328,7 +328,7 @@ class ReasoningOutput(OutputState):
         return self.max_tokens + len(self.tokens.suffix) + self.answer.positions
 
     def next_phase(self) -> Phase | None:
-        """Return the phase of the next token: REASONING for reasoning and suffix, then the phases of the answer."""
+        """Return the phase of the next token: REASONING until the answer begins, then the phases of the answer."""
         self.back = 0
         if self._suffix_left is None or self._suffix_left:
             self._open += 1
@@ -342,7 +342,7 @@ class ReasoningOutput(OutputState):
         return [*self.tokens.suffix, *self.answer.vocabulary()]
 
     def rule(self) -> TokenRule:
-        """Return the constraints on the next token of the reasoning, the suffix or the answer."""
+        """Return the constraints on the next token of the reasoning, of the fixed suffix after it, or of the answer."""
         if not self._open:
             return self.answer.rule()
         self._open -= 1

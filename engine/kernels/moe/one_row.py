@@ -38,7 +38,7 @@ def limited(x) -> tl.tensor:
 
 @triton.jit
 def shrunk(x) -> tl.tensor:
-    """Divide the inputs of FP8 weights by GROW, and return float16. Small values are exact to 2^-16."""
+    """Divide the inputs of FP8 weights by GROW, and return float16. The error of small inputs is at most 2^-16."""
     if x.dtype == tl.float16:
         return x * (1.0 / GROW)
     else:
@@ -92,7 +92,7 @@ class IntoShape(NamedTuple):
 
 @triton.jit
 def _normed(x, gain, shift, STEP: tl.constexpr, EPS: tl.constexpr):
-    """Return the layer norm of the row in float32, in several parts. `gain` and `shift` have the same parts."""
+    """Return the layer norm of the row in float32 as a tuple of PARTS vectors, like `gain` and `shift`."""
     k = tl.arange(0, STEP)
     values = ()
     total = tl.zeros((STEP,), tl.float32)

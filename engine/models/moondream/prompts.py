@@ -187,7 +187,7 @@ class MoondreamPrompts:
         return [*template["prefix"], *self._marks(refs), *self.ids(question), *before, *last]
 
     def segment(self, label: str, refs: Sequence[Ref] = ()) -> list[int]:
-        """Return the token IDs of the prompt for an outline: placeholders for `refs`, then the label without space."""
+        """Return the token IDs of the prompt for an outline: placeholders for `refs`, then the label."""
         template = self._templates["segment"]
         return [*template["prefix"], *self._marks(refs), *self.ids(label), *template["suffix"]]
 

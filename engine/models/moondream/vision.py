@@ -94,7 +94,7 @@ class CropReader(nn.Module):
         return self.config.enc_dim
 
     def tiling_of(self, height: int, width: int) -> Tiling:
-        """Return the tiling (rows, columns) of an image of `height` × `width` pixels."""
+        """Return the number of tiles (rows, columns) for an image of `height` × `width` pixels."""
         return tiling_of(height, width, self.config)
 
     def make_crops(self, image: NDArray[np.uint8]) -> ImageCrops:
@@ -211,7 +211,7 @@ def select_tiling(height: int, width: int, window: int, max_crops: int) -> tuple
 
 
 def tiling_of(height: int, width: int, config: VisionConfig) -> tuple[int, int]:
-    """Return the tiling (rows, columns) of an image of `height` × `width` pixels."""
+    """Return the number of tiles (rows, columns) for an image of `height` × `width` pixels."""
     margin = config.overlap_margin * config.enc_patch_size
     window = config.crop_size - 2 * margin
     return select_tiling(height - 2 * margin, width - 2 * margin, window, config.max_crops)
