@@ -56,7 +56,9 @@ def opened_run(
     progress: Callable[[int, int], None] | None = None,
     given_up: Callable[[], bool] = lambda: False,
 ) -> Iterator[OpenedRun]:
-    """Open sources, model, outputs and server without starting the streams. Close everything when the block ends.
+    """Open sources, model, outputs and server without starting the streams.
+
+    Close everything when the `with` block ends.
 
     With workers, each worker opens its sources when the run starts.
 
@@ -64,7 +66,7 @@ def opened_run(
         config: the configuration.
         file: configuration file, or None. Stored changes of an earlier run are applied to the configuration.
         progress: progress callback (steps done, total steps) for the preparation of a GPU.
-        given_up: returns whether to stop waiting for workers.
+        given_up: returns True to stop waiting for workers.
 
     Raises:
         ConfigError: if an output would overwrite a source or another output, the model does not support a task, or Ray

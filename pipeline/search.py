@@ -114,7 +114,7 @@ def search_events(
         The results, best match first. Events without a snapshot are not included.
 
     Raises:
-        ConfigError: if the text is empty, or a detection-only model knows none of its words as a label.
+        ConfigError: if the text is empty, or a detection-only model knows none of the words in the text as a label.
         EngineError: if the model fails.
     """
     ask = SnapshotAsker(engine, lambda event: store.media(event, "snapshot"))

@@ -71,7 +71,7 @@ class Outbox:
         self._results: deque[bytes] = deque()
 
     def put(self, kind: str, value: Any) -> None:
-        """Add a message to the queue. A message of the kind `report` replaces a queued older report.
+        """Add a message to the queue. A new report replaces a report that is the newest queued message.
 
         If too many messages are queued, the oldest message is dropped.
         """
@@ -233,7 +233,7 @@ class Worker:
         return status
 
     def set_verdicts(self, name: str, verdicts: Sequence[Verdict]) -> None:
-        """Replace the known false alarms of a stream. The change applies from its next frame."""
+        """Replace the known false alarms of a stream. The change applies from the stream's next frame."""
         self.local.events.verdicts[name] = verdicts
 
     def move_to(self, other: Worker, wanted: Mapping[str, ListedStream]) -> None:
@@ -293,7 +293,9 @@ class Worker:
     # ---- what viewers ask for, and others
 
     def wish(self, name: str, values: Mapping[str, Any]) -> ListedStream:
-        """Ask the controller to change a stream. Return the new configuration of the stream.
+        """Request a change of a stream from the controller, and wait for the result.
+
+        Return the stream's new configuration.
 
         Raises:
             ConfigError, EngineError, StreamError: if the change is not possible.
@@ -310,7 +312,7 @@ class Worker:
         return stream
 
     def answer(self, number: int, answer: ListedStream | Exception) -> None:
-        """Receive the controller's answer to a numbered request to change a stream."""
+        """Receive the controller's answer to a request of `wish`. `number` identifies the request."""
         if (wish := self._wishes.get(number)) is not None:
             wish[1].append(answer)
             wish[0].set()

@@ -72,7 +72,7 @@ class AnalyzeStage:
             self._lines |= {name: old for name, old in old_lines.items() if settings.lines.get(name) == old.settings}
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """Return the result with tracks, zones and lines added."""
+        """Return the result with track IDs, zones, and zone and line counts added."""
         if self._masks:
             result = _without(result, self._masks)
         self.heat.add(frame, result)

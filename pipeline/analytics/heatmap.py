@@ -54,7 +54,7 @@ class Heat:
     def values(self) -> NDArray[np.float32]:
         """Return the blurred heatmap as (180, width) float32 from 0 to 1.
 
-        The array is empty before the first frame.
+        The width follows from the aspect ratio of the frame. The array is empty before the first frame.
         """
         if not self._seconds.size:
             return self._seconds
@@ -67,7 +67,7 @@ class Heat:
     def overlay(self) -> NDArray[np.uint8]:
         """Return the heatmap as (180, width, 4) uint8 RGBA, to show over the video.
 
-        Positions without objects are transparent.
+        The width follows from the aspect ratio of the frame. Positions without objects are transparent.
         """
         heat = self.values()
         if not heat.size:

@@ -58,11 +58,9 @@ class Motion:
 
 
 class MotionMap:
-    """Detects motion in the frames of a stream.
+    """Detects motion in the frames of a stream. Not thread-safe.
 
     The result for a frame is computed once, even if several callers request it.
-
-    Not thread-safe.
 
     Args:
         rows: number of rows of the map. The number of columns follows from the aspect ratio of the frame.
@@ -198,11 +196,13 @@ StillBefore = Callable[[int], float]
 
 
 class CameraGate(MotionGate):
-    """A gate that admits frames while the camera reports motion. While nothing is reported, it admits all frames.
+    """A gate that admits frames while the camera reports motion.
+
+    If the camera's signals are unknown, it admits all frames.
 
     Args:
         settings: heartbeat interval of the gate.
-        signals: returns the signals that the camera reports, or None if they are unknown.
+        signals: returns the signals that the camera reports, such as motion, or None if they are unknown.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ class Stage(Protocol):
 
         The method runs in one thread, in stream order, for each frame that the engine has processed.
         `frame.dropped_before` is the number of frames dropped since the previous frame. If the method raises an
-        exception, only this frame fails, as after an error of the engine.
+        exception, the frame counts as failed, as after an error of the engine.
         """
 
 

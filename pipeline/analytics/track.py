@@ -137,7 +137,10 @@ class TrackStage:
 
 
 def bottom_of(one: Box | Spot) -> Place:
-    """Return the point at which an object touches the ground: the midpoint of a box's lower edge, or a point itself."""
+    """Return the point at which an object touches the ground.
+
+    This is the midpoint of a box's lower edge. For a point detection, it is the point.
+    """
     return ((one.x1 + one.x2) / 2, one.y2) if isinstance(one, Box) else (one.x, one.y)
 
 

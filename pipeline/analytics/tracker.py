@@ -188,9 +188,9 @@ class Tracker:
             track_of[columns] = new[rows]
 
     def _take(self, measured: Floats, track_of: Ints) -> int:
-        """Update tracks with their boxes. A new track gets its ID with its second box, and is deleted if it gets none.
+        """Update tracks with their boxes. A new track gets its ID with its second box.
 
-        Return the number of updated tracks.
+        A new track without a second box on the next frame is deleted. Return the number of updated tracks.
         """
         columns = np.nonzero(track_of >= 0)[0]
         rows = track_of[columns]
@@ -249,9 +249,9 @@ class Tracker:
             self._state[1, 2:, self._seen_at < before] = 0
 
     def _oldest(self, before: float) -> float:
-        """Return the earliest time of last detection over all tracks.
+        """Return the time at which the track that has been lost longest was last detected.
 
-        The value is exact only if it is before `before`.
+        If no track was last detected before the time `before`, the result is only a lower bound.
         """
         if self._seen_since <= before:
             self._seen_since = min(self._seen_at.tolist(), default=self._clock)

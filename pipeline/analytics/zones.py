@@ -35,7 +35,7 @@ class Sighting:
 class Anchors:
     """Selects the objects of one frame that each zone or line counts.
 
-    Zones and lines with equal filters share the result.
+    Zones and lines with equal filters are computed once.
 
     Args:
         sightings: the tracked objects of the frame.

@@ -155,7 +155,9 @@ class Bodies:
         self._places = asyncio.Semaphore(_BODIES)
 
     def place(self) -> AbstractAsyncContextManager[None]:
-        """Return a context manager that waits until fewer request bodies are in memory, and then counts this body.
+        """Return a context manager that waits while too many request bodies with images are in memory.
+
+        Until the `with` block ends, the body of the caller counts as in memory.
 
         Raises:
             HttpError: with status 503 after a wait of 60 s.

@@ -1,4 +1,4 @@
-"""The command `saccade demo`: serves a web page that shows a camera, a clip, a video file or a running stream.
+"""The command `saccade demo`: serves a web page that shows a camera, the demo clip, a video file or a running stream.
 
 The page can also publish its own video with WHIP (RFC 9725). Over a data channel named "results", the page receives
 the detections of each frame as JSON, and can change the prompts of its stream.
@@ -162,7 +162,10 @@ _Whip = Annotated[WebRtcServer, the(WebRtcServer)]
 
 @routes.post("/whip", role="operator", limited="always", status_code=201, openapi_extra=SDP_BODY)
 async def _publish(request: Request, whip: _Whip) -> Response:
-    """Publish the video of a web page (WHIP). The body is an SDP offer. `Location` is the URL of the session."""
+    """Publish the video of a web page (WHIP). The request body is an SDP offer.
+
+    The response header `Location` contains the URL of the session.
+    """
     return await whip.post(request)
 
 
@@ -174,5 +177,5 @@ async def _leave(session: str, request: Request, whip: _Whip) -> Response:
 
 @routes.post("/offer", role="admin")
 async def _offer(request: Request, whip: _Whip) -> Response:
-    """Publish the video of a web page. The SDP offer and the SDP answer are in JSON."""
+    """Publish the video of a web page. The request contains the SDP offer and the response the SDP answer, as JSON."""
     return await whip.offer(request)

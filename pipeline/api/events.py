@@ -58,7 +58,7 @@ class Stored:
         return {"away": names} if names else {}
 
     def told(self, record: dict[str, Any]) -> dict[str, Any]:
-        """If an event is a false alarm, add this mark and the number of suppressed detections to its record."""
+        """If an event is a false alarm, add this mark and the number of detections that it suppressed to its record."""
         if not any(one.event == record["id"] for one in self.store.verdicts(record["stream"])):
             return record
         held = self.held_back(record["stream"]).get(record["id"], 0)
@@ -79,9 +79,9 @@ Events = Annotated[Stored, the(Stored)]
 
 
 class EventList(BaseModel):
-    """One page of events, newest first. `after` is the parameter for the next page.
+    """One page of events, newest first.
 
-    `away` lists the unreachable machines.
+    `after` is the value of the query parameter `after` for the next page. `away` lists the unreachable machines.
     """
 
     events: list[dict[str, Any]]
@@ -106,10 +106,8 @@ class VerdictGiven(BaseModel):
 class VerdictShown(BaseModel):
     """An event that a user marked as a false alarm.
 
-    `held_back` is the number of similar detections that were suppressed.
-
-    A similar detection with a score above `needed` is not suppressed. `by_look` is false if only position and size are
-    compared, and not the appearance.
+    `held_back` is the number of similar detections that were suppressed. A similar detection with a score above
+    `needed` is not suppressed. `by_look` is false if only position and size are compared, and not the appearance.
     """
 
     event: str
@@ -166,10 +164,8 @@ async def list_events(request: Request, filters: Asked, events: Events) -> Event
 async def search(request: Request, filters: Asked, events: Events) -> Response:
     """Search events by a text. The model scores the snapshots.
 
-    The best matches come first, each with its probability `match`.
-
-    With `Accept: text/event-stream`, the response first reports the progress: `{"done": 3, "of": 50}`. `away` lists
-    the unreachable machines.
+    The best matches come first, each with its probability `match`. `away` lists the unreachable machines. With
+    `Accept: text/event-stream`, the response first reports the progress: `{"done": 3, "of": 50}`.
     """
     given = _given(request)
     text = given.pop("q", "")
@@ -223,7 +219,7 @@ async def verdicts(events: Events, stream: str | None = None) -> VerdictList:
 async def judge(id: str, given: VerdictGiven, events: Events) -> None:
     """Mark an event as a false alarm, or remove the mark.
 
-    Similar detections with no clearly higher score are suppressed.
+    Later detections that are similar are suppressed, unless their score is clearly higher.
     """
     if events.runner is None:
         raise HttpError(409, "events can be marked as false alarms only while streams run")

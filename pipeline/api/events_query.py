@@ -1,4 +1,4 @@
-"""Converts the filters for events in a URL to an `EventQuery`, and an `EventQuery` to filters."""
+"""Converts event filters between their form in a URL and an `EventQuery`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _KNOWN = ("stream", "rule", "label", "zone", "since", "q", "limit", "after", "to
 
 
 def query_of(given: dict[str, str]) -> EventQuery:
-    """Convert the filters for events in a URL to a query.
+    """Convert the event filters in a URL to a query.
 
     Raises:
         ValueError: if a filter is invalid. The message is for the user.
@@ -33,7 +33,7 @@ def query_of(given: dict[str, str]) -> EventQuery:
 
 
 def filters_of(query: EventQuery) -> dict[str, str]:
-    """Convert a query for events to the filters in a URL. This is the inverse of `query_of`."""
+    """Convert an event query to the filters in a URL. This is the inverse of `query_of`."""
     filters = {
         "stream": query.stream,
         "rule": query.rule,

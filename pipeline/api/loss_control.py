@@ -15,7 +15,7 @@ class LossControl:
     """Chooses the bit rate of one viewer's video from the reported packet loss.
 
     Attributes:
-        halvings: the bit rate is the maximum bit rate divided by 2 ** `halvings`, from 0 to `MOST_HALVINGS`.
+        halvings: number of times that the maximum bit rate is halved, from 0 to `MOST_HALVINGS`.
     """
 
     def __init__(self) -> None:

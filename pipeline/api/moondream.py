@@ -16,9 +16,10 @@ A streamed response consists of server-sent events, each with a `text`. For olde
 and `completed`. Text is sampled with temperature 0.2 and top_p 0.9 by default, as in Moondream's engine. In Saccade's
 Python API, `Query` and `Caption` use greedy decoding by default.
 
-The path of an outline is in fractions of the outline's box. An outline also has the fields `complete` and `refined`. A
-streamed outline has one event `{"type": "bbox", "bbox": …}`, then events `{"type": "path_delta", "chunk": …,
-"completed": false}`, and one event `{"type": "final", "path": …, "bbox": …, "completed": true}`.
+The path of an outline is in fractions of the outline's box. `complete` is false if the end of the path was invalid and
+is missing. `refined` is true if the path was drawn from a refined mask. A streamed outline has one event
+`{"type": "bbox", "bbox": …}`, then events `{"type": "path_delta", "chunk": …, "completed": false}`, and one event
+`{"type": "final", "path": …, "bbox": …, "completed": true}`.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Exports:
 class PlayablePart(BaseModel):
     """A byte range of a recorded file.
 
-    A player must load the first `head` bytes of the file (the MP4 header) before it.
+    A player must first load the MP4 header, which is the first `head` bytes of the file.
     """
 
     file: str

@@ -80,7 +80,7 @@ async def remove(name: str, calls: Changing) -> None:
 
 @routes.post(f"{_PATH}/check", role="operator", response_model=RuleList, openapi_extra=_BODY)
 async def check(name: str, request: Request, controller: Wanted) -> Response:
-    """Validate rules without applying them. The response is the same as the response of PUT."""
+    """Validate rules without applying them. The response is the same as for a PUT request with these rules."""
     try:
         return _listed(await _wanted(request, controller, name))
     except TextError as error:
@@ -107,7 +107,7 @@ async def _wanted(
         request: the request.
         controller: controller of the stream.
         name: name of the stream.
-        needs_worker: whether to fail if no worker is ready for the check. Otherwise, the check is then skipped.
+        needs_worker: whether the request fails if no worker is ready for the check. If False, the check is skipped.
     """
     await known(controller, name)
 

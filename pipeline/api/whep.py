@@ -150,7 +150,10 @@ Whep = Annotated[WhepServer, the(WhepServer)]
 
 @routes.post("/whep/{stream}", role="viewer", status_code=201, response_class=Response, openapi_extra=SDP_BODY)
 async def watch(stream: str, request: Request, whep: Whep) -> Response:
-    """Watch a stream's live video (WHEP). The body is an SDP offer. `Location` is the URL of the session."""
+    """Watch a stream's live video (WHEP). The request body is an SDP offer.
+
+    The response header `Location` contains the URL of the session.
+    """
     return await whep.post(request)
 
 

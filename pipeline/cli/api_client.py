@@ -100,7 +100,7 @@ class ApiClient:
         return f"{self._url}/events/{quote(event, safe='')}/clip.mp4"
 
     async def config_changes(self, text: str) -> list[str]:
-        """Return one line per change that a new text of the configuration file would cause. Nothing is applied."""
+        """Return one line per change that new content of the configuration file would cause. Nothing is applied."""
         answer = await self._request("POST", "/config/diff", text=text)
         changes: list[str] = json.loads(answer)["changes"]
         return changes

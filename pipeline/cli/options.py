@@ -30,7 +30,7 @@ def help_of(key: str) -> str:
 def with_settings(*keys: str, panels: Mapping[str, str] | None = None) -> Callable[[Command], Command]:
     """Return a decorator that adds a command-line flag for each setting to a command.
 
-    The decorated function receives the values of the flags that the user has set as its first argument.
+    The first argument of the decorated function is a mapping with the values of the flags that the user has set.
 
     Args:
         keys: keys of the settings, in the order of the help text.

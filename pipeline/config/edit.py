@@ -173,7 +173,10 @@ def plain_setting(stream: ListedStream, key: str) -> Any:
 
 
 def _region(kind: str, region: BaseModel) -> Any:
-    """Return a zone or line as YAML values. If all other settings have defaults, return only the list of points."""
+    """Return a zone or line as YAML values.
+
+    If all other settings have default values, return only the list of points.
+    """
     points = ",".join(f"{value:g}" for point in getattr(region, _POINTS[kind]) for value in point)
     others = region.model_dump(mode="json", exclude_defaults=True, exclude={_POINTS[kind]})
     return {_POINTS[kind]: points, **others} if others else points

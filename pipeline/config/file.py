@@ -147,10 +147,7 @@ def _place_in(error: PlacedError, key: KeyPath, places: Places) -> Where:
 
 
 def _nearest(key: KeyPath, places: Places) -> Where:
-    """Return the line and column of a setting.
-
-    If the position is unknown, return that of the innermost enclosing setting.
-    """
+    """Return the line and column of a setting. If unknown, return the position of the innermost enclosing setting."""
     return next(places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in places)
 
 

@@ -359,9 +359,7 @@ class Controller:
     # ---- the file
 
     def reload(self) -> list[str]:
-        """Reload the configuration file and apply it.
-
-        Return one line per change, or a line that says that nothing changed.
+        """Reload the configuration file and apply it. Return one line per change, or one line if nothing has changed.
 
         Changes that were made over HTTP are preserved, unless the edit of the file changes the same settings.
 
@@ -403,7 +401,7 @@ class Controller:
         return file.path.name
 
     def preview(self, text: str) -> list[str]:
-        """Return one line per change that a new text of the configuration file would cause. Nothing is applied.
+        """Return one line per change that new content of the configuration file would cause. Nothing is applied.
 
         Raises:
             ConfigError: if the text is invalid.
@@ -419,7 +417,7 @@ class Controller:
     def _reopened(self, change: Change, again: Collection[str]) -> Change:
         """Convert an `Open` to a `Reopen` if its stream is listed in `again` and is running.
 
-        Return other changes as they are.
+        Other changes are returned as is.
         """
         if isinstance(change, Open) and change.name in again and change.name in self.runner.names:
             return Reopen(change.name, change.stream)

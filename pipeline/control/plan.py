@@ -2,7 +2,7 @@
 
 The result of a comparison is a list of stream changes:
     Close(name)                 the stream stops
-    Update(name, stream, keys)  the running stream gets new values; only `LIVE` keys have changed
+    Update(name, stream, keys)  the running stream gets new values; all changed keys can change at run time (`LIVE`)
     Reopen(name, stream, keys)  the stream restarts, because a changed key affects its source, queue or outputs
     Open(name, stream)          a new stream starts
 

@@ -153,9 +153,7 @@ class RayWorkers:
     # ---- what the controller has done
 
     def prepare(self, change: Change, *, checked: bool) -> _Prepared | None:
-        """Prepare a change of a stream on the worker of the stream.
-
-        A new stream is prepared on the least-loaded worker.
+        """Prepare a change of a stream on the stream's worker. A new stream is prepared on the least-loaded worker.
 
         If no worker is ready, a new stream is rejected, because its source cannot be checked. A change of an existing
         stream is accepted without a check, and the stream can fail later.
@@ -177,9 +175,9 @@ class RayWorkers:
     def follow(
         self, name: str, wanted: ListedStream | None, prepared: object = None, *, checked: bool = False
     ) -> StreamStatus | None:
-        """Open, change, reopen or stop a stream on a worker, so that it matches a configuration. None stops the stream.
+        """Open, change, reopen or stop a stream on a worker, so that it matches a configuration.
 
-        If the worker dies during the call, another worker opens the stream.
+        If `wanted` is None, the stream is stopped. If the worker dies during the call, another worker opens the stream.
         """
         if wanted is None:
             with self._changed:
@@ -432,8 +430,8 @@ class RayWorkers:
 
         Return None if no worker is available.
 
-        The worker must be on the machine that stores the snapshots. The worker with the fewest running searches is
-        called.
+        Only workers on the machine that stores the snapshots are called. The worker with the fewest running searches is
+        chosen.
         """
         with self._changed:
             able = [one for one in self._workers.values() if one.ready and one.ready.machine == machine]

@@ -49,9 +49,10 @@ def is_file(source: str) -> bool:
 
 
 def threads_each(workers: int) -> int:
-    """Return the number of CPU threads for the engine of each worker. 0 means the default of PyTorch.
+    """Return the number of CPU threads for the engine of each worker.
 
-    The engines of all workers together use half of the CPU cores. The other half is for video decoders and encoders.
+    Return 0 if the environment variable OMP_NUM_THREADS sets the number. Otherwise, the engines of all workers together
+    use half of the CPU cores. The other half is for video decoders and encoders.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return 0

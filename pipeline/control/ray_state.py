@@ -45,7 +45,7 @@ class PlacedStream:
     def now(self) -> StreamStatus:
         """Return the last reported status of the stream.
 
-        If no worker reports a status, return the reason as a status.
+        If no worker reports a status, return a status with the reason.
         """
         status = self.status
         if status is None:

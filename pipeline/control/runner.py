@@ -174,9 +174,9 @@ class Runner(Protocol):
     def follow(
         self, name: str, wanted: ListedStream | None, prepared: object = None, *, checked: bool = False
     ) -> StreamStatus | None:
-        """Open, change, reopen or stop a stream, so that it matches a configuration. None stops the stream.
+        """Open, change, reopen or stop a stream, so that it matches a configuration.
 
-        Return the status of the stream.
+        If `wanted` is None, the stream is stopped. Return the status of the stream, or None if it was stopped.
         """
 
     def reopen(self, name: str, wanted: ListedStream, *, checked: bool) -> StreamStatus:
@@ -298,9 +298,7 @@ class Runner(Protocol):
     def held_back(self, stream: str) -> dict[str, int]:
         """Return the number of detections that a stream has suppressed, by event ID of the false alarm.
 
-        The call can block.
-
-        The result is empty if the stream is not running.
+        The call can block. The result is empty if the stream is not running.
         """
 
     def address(self, stream: str | None) -> Address | None:

@@ -29,7 +29,7 @@ class WorkerSettings:
     Attributes:
         values: values of a `RunConfig`, without streams, servers and shared outputs.
         index: index of the worker, from 0. It selects a GPU if the configuration names none.
-        threads: number of CPU threads of the engine; 0 for the default of PyTorch.
+        threads: number of CPU threads of the engine; 0 if OMP_NUM_THREADS sets the number.
         results: whether the worker sends results for shared outputs.
         media: folder of clips and snapshots on the controller's machine, or None.
         keep_s, max_bytes: retention time in seconds and size limit in bytes of an event store on another machine, see

@@ -1,8 +1,8 @@
 """Evaluates one rule in one stream as a state machine.
 
-The state machine receives scenes, and returns begins, updates and ends of events. A scene contains its times, so the
-state machine does not read the system clock. A rule has at most one open event. The event lists every track that has
-fulfilled the condition.
+The state machine receives scenes (the tracks, zones and lines of one frame), and returns begins, updates and ends of
+events. A scene contains its times, so the state machine does not read the system clock. A rule has at most one open
+event. The event lists every track that has fulfilled the condition.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Moment(NamedTuple):
 
 
 class Watch:
-    """Evaluates the condition of a rule on each scene of a stream.
+    """Evaluates the condition of a rule on each scene (the tracks, zones and lines of one frame) of a stream.
 
     Args:
         condition: the condition.
@@ -290,7 +290,10 @@ class RuleMachine:
         return RuleState(self.rule.name, bool(held), p_yes, *running)
 
     def step(self, scene: Scene) -> list[Change]:
-        """Evaluate the rule on the next scene. Return the begins, updates and ends of events."""
+        """Evaluate the rule on the next scene (the tracks of a frame).
+
+        Return the begins, updates and ends of events.
+        """
         changes: list[Change] = []
         if self._first_s is None:
             self._first_s = scene.seconds
@@ -330,7 +333,7 @@ class RuleMachine:
         return changes
 
     def questions(self, scene: Scene) -> list[Question]:
-        """Return the questions to ask about the last scene.
+        """Return the questions to ask the model about the last scene (the tracks of a frame).
 
         Call `refuse` for each question that cannot be asked now.
         """
@@ -339,7 +342,7 @@ class RuleMachine:
     def refuse(self, question: Question) -> None:
         """Mark a question as not asked, because too many questions are in flight.
 
-        It is returned again for a later scene.
+        `questions` returns it again later.
         """
         self._questions.refuse(question)
 
@@ -457,7 +460,7 @@ class RuleMachine:
 def _end_time(event: Event) -> float:
     """Return the end time of an event, on the capture clock.
 
-    If the capture clock has jumped, measure with the monotonic clock.
+    If the capture clock has jumped, the duration of the event is measured on the monotonic clock.
     """
     lasted = event.frame_at - event.start_at
     if math.isfinite(lasted) and abs(event.frame_time - event.start_time - lasted) > _CLOCK_STEP_S:

@@ -1,7 +1,7 @@
 """Decides which questions of a rule to ask the model about tracks, and evaluates the answers.
 
 The module stores the answers for each track, applies the hysteresis of the thresholds, and collects attributes. It is
-a state machine without side effects: it receives scenes and answers, and returns questions.
+a state machine without side effects: it receives scenes (the tracks of a frame) and answers, and returns questions.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Answer:
 
 @dataclass(slots=True)
 class _State:
-    """The state of one question about one track: when it was last asked, the object's size then, and the answer."""
+    """The state of one question about one track: the last answer, and when the question was asked."""
 
     pending: bool = False
     asked_s: float = float("-inf")

@@ -122,7 +122,7 @@ class SceneReader:
         self._last_s = 0.0
 
     def read(self, frame: Frame, result: Result) -> Scene:
-        """Return the scene of the next frame and its result."""
+        """Build the scene of the next frame from the frame and its result."""
         seconds = time_of(frame)
         if seconds < self._last_s:  # the clock restarted, for example because a file loops
             for track in list(self._tracks.values()):
@@ -223,9 +223,9 @@ def sharpness_of(image: NDArray[np.uint8], box: tuple[float, float, float, float
 
 
 class _Path:
-    """The path of a track, with one point every 0.5 s. Above 256 points, every second point is removed.
+    """The path of a track, with one point every 0.5 s.
 
-    The interval between new points then doubles.
+    With more than 256 points, every second point is removed, and the interval between new points is doubled.
     """
 
     def __init__(self, first_time: float) -> None:

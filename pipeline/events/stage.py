@@ -115,9 +115,9 @@ class EventStage:
         """The open events that `close` has left for `resume`."""
 
     def resume(self, events: Iterable[Event]) -> None:
-        """Continue the given events, which began on another worker: the last event of each rule.
+        """Continue the given events, which began on another worker. There is at most one event per rule.
 
-        Call before the first frame.
+        This method must be called before the first frame.
         """
         self._resumed = {event.rule: event for event in events}
 
@@ -130,7 +130,7 @@ class EventStage:
 
     @property
     def kept(self) -> dict[str, int]:
-        """The number of open events (`events`), and counters of the recorder, such as the buffered video in bytes."""
+        """The number of open events, the size of the video buffered for clips in bytes, and the number of clips."""
         going = sum(machine.event is not None for machine in list(self._machines.values()))
         return {"events": going, **(self._recorder.kept if self._recorder is not None else {})}
 

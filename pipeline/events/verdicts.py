@@ -105,7 +105,8 @@ class VerdictStage:
 
     Args:
         look: returns the appearance descriptor of an object. If None, only position and size are compared.
-        verdicts: false alarms, by stream. Other threads can replace a stream's list; it is used from the next frame.
+        verdicts: false alarms, by stream. Other threads can replace a stream's list; the new list applies from the next
+            frame.
     """
 
     def __init__(self, look: Look | None, verdicts: Mapping[str, Sequence[Verdict]]) -> None:
@@ -121,7 +122,7 @@ class VerdictStage:
     def process(self, frame: Frame, result: Result) -> Result:
         """Return the result without the detections that are similar to a false alarm.
 
-        Add them to the extras of the result.
+        The suppressed detections are listed in the extras of the returned result.
         """
         verdicts = self._verdicts.get(frame.stream, ())
         if not verdicts:

@@ -24,10 +24,10 @@ class FrameLuma:
         self._pending: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
     def __call__(self, frame: Frame, step: int) -> NDArray[np.uint8] | None:
-        """Return the luma of the previous frame, subsampled by `step`, as uint8 of shape (rows, columns).
+        """Return the luma of a frame, subsampled by `step` in both directions, as uint8 of shape (rows, columns).
 
-        The first call waits for its copy and returns the luma of `frame`. Return None if the decoder provides no
-        planes.
+        For a frame in GPU memory, return the luma of the previous frame, whose copy is complete. Only the first call
+        waits for its own copy. Return None if the decoder provides no planes.
         """
         planes = frame.planes() if frame.planes is not None else None
         if planes is None:
@@ -46,10 +46,7 @@ class FrameLuma:
 
 
 def _copied(luma: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
-    """Start an asynchronous copy to pinned memory.
-
-    Return the copy, and a CUDA event that is reached when it is complete.
-    """
+    """Start an asynchronous copy to pinned memory. Return the copy, and a CUDA event that marks its completion."""
     import torch
 
     with torch.cuda.stream(torch.cuda.default_stream(luma.device)):

@@ -45,7 +45,7 @@ class Output:
 
 
 def close_sinks(outputs: Sequence[Output], timeout_s: float) -> list[Exception]:
-    """Close sinks in parallel, so that a hanging sink does not block the others. Return the errors."""
+    """Close sinks in parallel, so that a hanging sink does not delay other sinks. Return the errors."""
     errors: list[Exception] = []
 
     def close(output: Output) -> None:

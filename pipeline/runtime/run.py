@@ -290,7 +290,7 @@ class Run:
         )
 
     def sink_statuses(self) -> list[SinkStatus]:
-        """The status of each sink of this run, including its recorder."""
+        """The status of each sink of this run, and of the recorder of the source's packets."""
         recording = [self.recorder.status()] if self.recorder is not None else []
         return [*self._delivery.statuses(), *recording]
 

@@ -150,15 +150,9 @@ class SharedTask:
         self.called_at = 0.0
 
     def call(self) -> None:
-        """Request a call of the task's function. If the function is running, it is called again afterwards.
-
-        Thread-safe.
-        """
+        """Request a call of the task's function. A running function is called again afterwards. Thread-safe."""
         self._threads._call(self)
 
     def close(self) -> None:
-        """Close the task. The function of the task can also call this method.
-
-        The threads end after the last task is closed.
-        """
+        """Close the task. Its function can also call this method. The threads end after the last task is closed."""
         self._threads._close()

@@ -102,7 +102,7 @@ class Report:
 
     @property
     def model_ms(self) -> float:
-        """The mean model time per frame, in milliseconds."""
+        """The mean time of prefill and decoding per frame, in milliseconds."""
         return self.latency.prefill + self.latency.decode_tokens
 
 
@@ -140,7 +140,7 @@ class Stats:
             self._lost[cause] += 1
 
     def note_submit(self, now: float) -> None:
-        """Record the submission of a frame to the engine.
+        """Record that a frame was submitted to the engine.
 
         `now` is the current time by `time.monotonic()`, in seconds.
         """
@@ -216,7 +216,7 @@ class Stats:
 
 
 def latency_of(frame: Frame, submitted_at: float, result: Result, track_ms: float = 0.0) -> Latency:
-    """Return the latency of each processing step for a frame. The latency ends now.
+    """Return the latency of each processing step for a frame. The result must be ready at the time of the call.
 
     Args:
         frame: the frame.

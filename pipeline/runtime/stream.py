@@ -66,9 +66,7 @@ class EventPlaces:
 class OpenedStream:
     """An opened stream that has not been started: its source, tasks, stages, gates and outputs.
 
-    `open_stream` creates it.
-
-    Leaving the `with` block closes everything, unless the stream was started.
+    `open_stream` creates it. Leaving the `with` block closes everything, unless the stream was started.
 
     Attributes:
         config: configuration of the stream.

@@ -195,7 +195,7 @@ class Streams:
         reserved: bool = False,
         config: ListedStream | None = None,
     ) -> Run:
-        """Start a stream. It closes its source, stages and outputs when it ends.
+        """Start a stream, which closes its source, stages and outputs when it ends.
 
         If this call fails, the caller closes them.
 
@@ -299,7 +299,8 @@ class Streams:
         """Stop a running stream, or remove a failed stream from the list.
 
         Raises:
-            StreamError: if the stream does not exist, or has not stopped before the timeout. It then stops later.
+            StreamError: if the stream does not exist, or has not stopped before the timeout. In the second case, it is
+                still being stopped.
         """
         with self._lock:
             if self._forget(name) and name not in self._runs:

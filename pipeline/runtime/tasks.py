@@ -56,10 +56,7 @@ def names_of(engine: Engine, label: str) -> list[str]:
 
 
 def in_model_names(engine: Engine, prompts: Prompts) -> Prompts:
-    """Return the prompts with each label replaced by the label that the model uses in its results.
-
-    Includes labels of rules.
-    """
+    """Return the prompts with each label, also of rules, replaced by the label that the model uses in its results."""
     found: dict[str, list[str]] = {"detect": [], "point": []}
     for skill, label in prompts.asked:
         if skill in found:

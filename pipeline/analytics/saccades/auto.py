@@ -55,9 +55,9 @@ class AutoCount:
         self._done += 1
 
     def _idle_share(self, idle: tuple[float, float] | None) -> float:
-        """Return the fraction of time that the engine was idle since the last decision, from 0 to 1.
+        """Return the fraction of time that the engine was idle since the last decision on the number of windows.
 
-        Return 1 if unknown.
+        The fraction is from 0 to 1. Return 1 if unknown.
         """
         if idle is None or self._idle is None or idle[0] <= self._idle[0]:
             return 1.0

@@ -85,7 +85,7 @@ class Known:
     def unseen(self, seconds: float) -> float:
         """Return how long the position of the object has been uncertain, in seconds.
 
-        The position is certain when the object is detected, and until there is motion at this position.
+        After a detection, the position is certain until there is motion at this position.
         """
         return seconds - max(self.found_s, self.started_s if self.moves(seconds) else self.found_s)
 
@@ -161,7 +161,10 @@ class Memory:
         return [one for one in held if all(_apart(one, other) for other in found)]
 
     def _pair(self, found: Sequence[Found], expected: Sequence[Rect]) -> dict[int, int]:
-        """Match stored objects to detections. Return the index of the detection, by index of the stored object."""
+        """Match stored objects to detections by their boxes.
+
+        Return the index of the detection for each matched object's index.
+        """
         if not found or not expected:
             return {}
         likeness = iou(_grown(expected), _grown([one.box for one in found]))

@@ -265,7 +265,7 @@ class Planner:
     # ---- windows
 
     def _share(self, wishes: Sequence[_Wish], seconds: float) -> tuple[Look, list[_Wish]]:
-        """Return a window that contains the first request, and the requests that do not fit into this window.
+        """Return a window that contains the region of the first request, and the requests that do not fit into it.
 
         The remaining area of the window covers the part of the frame that was processed longest ago. If the previous
         window on the object had no detection, the window is shifted, so that the model sees the object in other
@@ -363,7 +363,10 @@ class Planner:
         return window[2] - window[0] <= _SWEPT_SCALE * self._columns
 
     def _note_fruit(self, look: Look, found: Sequence[Found], seconds: float) -> None:
-        """Record whether a window on motion detected an object. Older records lose weight with time."""
+        """Record whether a window on motion detected an object.
+
+        The influence of earlier records decreases with time.
+        """
         if seconds > self._forgot_s + 1 or seconds < self._forgot_s:
             self._fruitless *= 0.5 ** (min(max(0.0, seconds - self._forgot_s), 60.0) / _FORGET_S)
             self._forgot_s = seconds

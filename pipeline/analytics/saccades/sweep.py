@@ -40,7 +40,7 @@ class Sweep:
 
     Args:
         width, height: size of the frame in pixels.
-        sizes: width and height of the windows in pixels. Each pass uses the next pair.
+        sizes: width and height of the windows in pixels. Each pass over the frame uses the next size.
         period_s: time in which the whole frame is processed once, in seconds.
     """
 
@@ -66,7 +66,7 @@ class Sweep:
     def pass_time(self, seconds: float) -> None:
         """Set the current time to `seconds`.
 
-        Add the sweep windows that became due since the last call to the budget.
+        Increase the budget by the number of sweep windows due since the last call.
         """
         if self._last is None or seconds < self._last:
             self._seen[:] = self._asked[:] = seconds - self._period_s
@@ -87,7 +87,7 @@ class Sweep:
 
     @property
     def first_pass(self) -> bool:
-        """Whether the first pass over the frame is not finished: parts of the frame have never been processed."""
+        """Whether the first pass over the frame continues, because parts of the frame have never been processed."""
         return self._made < 2 * self.looks and float(self._never.mean()) > _REST
 
     def choose(self, seconds: float, *, taken: bool = False) -> Rect | None:

@@ -211,9 +211,9 @@ class _Camera:
 
 
 def name_special(rows: Sequence[CameraRow]) -> None:
-    """Select the three special cameras: one freezes, one sends bursts, and one has 4K resolution.
+    """Name three cameras with medium frame rates as the special cameras.
 
-    Cameras with medium frame rates are selected.
+    One of them freezes, one sends bursts of frames, and one has 4K resolution.
     """
     special = sorted(rows, key=lambda row: row.fps)[len(rows) // 2 - 1 :][:3]
     for row, name in zip(special, (FREEZES, BURSTS, LARGE), strict=True):

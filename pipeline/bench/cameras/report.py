@@ -174,7 +174,7 @@ def summarize(
     Args:
         cameras: results of the cameras' frames.
         seconds: duration of the measurement, in seconds.
-        capacity: images per second in a closed loop.
+        capacity: throughput in a closed loop, in images per second.
         limit_s: maximum latency from the arrival of a frame to its result, in seconds; None for no limit.
         used_s: total CPU time, in seconds.
         model: name, device and dtype of the model.

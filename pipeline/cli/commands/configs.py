@@ -40,7 +40,7 @@ def describe(config: RunConfig) -> str:
 
     Raises:
         EngineError: if the model does not know a label.
-        ConfigError: if an address is invalid, or an input file does not exist.
+        ConfigError: if a URL is invalid, or an input file does not exist.
     """
     check_labels(config)
     _check_files(config)

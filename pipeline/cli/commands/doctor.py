@@ -77,9 +77,9 @@ def examine_gpu() -> Iterator[Finding]:
 
 
 def examine_model(name: str, refiner: str | None = None) -> Iterator[Finding]:
-    """Load a model and run it on the demo clip. Report which variant of its region heads detects the people.
+    """Load a model and run it on the demo clip. Report which `reads` value in its config.json detects the people.
 
-    The variant is the value `reads` in the config.json of the model.
+    `reads` selects the transformation of the inputs of the region heads, which output the coordinates of boxes.
 
     Args:
         name: name of the model.

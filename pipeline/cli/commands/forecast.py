@@ -23,8 +23,8 @@ class Forecast:
         events: number of events in the videos.
         watched_s: duration of video in which the condition can be true, in seconds. With `between`, this is less than
             the duration of the videos.
-        per_day, low, high: expected events per day, and the bounds of their 95 % confidence interval. None if the
-            videos do not contain the time of day of the rule.
+        per_day, low, high: expected events per day, and the bounds of their 95 % confidence interval. None if no video
+            is within the time of day (`between`) of the rule.
     """
 
     rule: str

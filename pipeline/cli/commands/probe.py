@@ -85,7 +85,7 @@ def examine(
 ) -> Probe:
     """Measure the properties of a video source.
 
-    A live source is read for `seconds` from its first frame. Of a file, the first 100 frames are read.
+    A live source is read for `seconds` from its first frame. For a file, the first 100 frames are read.
 
     Raises:
         SourceError: if the source cannot be used. For a live source, it is a `LiveError` with an error code.

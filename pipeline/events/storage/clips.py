@@ -153,7 +153,7 @@ class PacketRing:
     def cut(self, begin: Moment, end: Moment) -> list[CodedPacket]:
         """Return the packets between two times.
 
-        The first packet is the last keyframe at or before `begin`, if available.
+        They start with the last keyframe at or before `begin`, if available.
         """
         with self._lock:
             packets = list(self._packets)
@@ -181,7 +181,7 @@ class PacketRing:
 def _on_one_clock(packets: Sequence[CodedPacket]) -> list[int]:
     """Return the presentation timestamps (PTS) of packets, without jumps.
 
-    If the sender's timestamps jump, the difference of the arrival times of the two packets is used instead.
+    If the sender's timestamps jump between two packets, the difference of their arrival times is used instead.
     """
     placed: list[int] = []
     shift, step = 0, round(Fraction(1, 25) / CLOCK)
@@ -278,8 +278,8 @@ def _packets_before(clip: Path, packets: Sequence[CodedPacket]) -> list[CodedPac
 def copy_clip(file: FileIndex, begin: float, end: float, path: Path) -> float:
     """Copy the part of a video file between two times to a clip. Return the duration of the clip in seconds.
 
-    The times are in seconds from the start of the file, as in the frames of the file. The clip has the rotation and the
-    pixel aspect ratio of the file.
+    The times are in seconds from the start of the file. The clip has the rotation and the pixel aspect ratio of the
+    file.
 
     Raises:
         ValueError: if the video cannot be copied, or there is no video to write.

@@ -49,9 +49,8 @@ def migrate(db: sqlite3.Connection, ladder: Ladder) -> None:
 def check_version(path: Path, ladder: Ladder) -> None:
     """Check that the database was not written by a newer version of Saccade.
 
-    Call this before any other access to the file.
-
-    No error is raised for a missing or unreadable file, because opening it later reports the error.
+    Call this before any other access to the file. A missing or unreadable file is not an error here, because opening it
+    later reports the error.
 
     Raises:
         NewerError: if a newer version wrote the database.

@@ -194,10 +194,7 @@ class Recorder:
 
     @property
     def kept(self) -> dict[str, int]:
-        """The size of the video buffered for clips, in bytes, and the number of clips that are not written yet.
-
-        Thread-safe.
-        """
+        """The size of the video buffered for clips in bytes, and the number of clips not written yet. Thread-safe."""
         return {"clip_bytes": self.ring.bytes, "clips": len(self._recordings) + len(self._ending)}
 
     @property

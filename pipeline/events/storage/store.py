@@ -202,7 +202,7 @@ class EventStore(EventReader):
     def note_media(self, event: str, kind: str) -> None:
         """Record in the database whether a media file of an event is complete.
 
-        A missing file means that writing it failed.
+        If the file is missing, writing it has failed.
         """
         self._do(lambda db: self._note(db, event, kind), lasting=True)
 
@@ -289,10 +289,7 @@ class EventStore(EventReader):
         return lock
 
     def _open(self, keep_open: bool) -> None:
-        """Open and migrate the database. Replace a corrupt database.
-
-        Free the reserved disk space if the disk is full.
-        """
+        """Open and migrate the database. Replace a corrupt database. If the disk is full, free the reserved space."""
         if os.path.lexists(self._path) and not self._path.is_file():
             self._replace("it is not a file")
         elif self._is_empty() and any(self.media_folder.iterdir()):
@@ -336,11 +333,9 @@ class EventStore(EventReader):
         )
 
     def _trouble_with_file(self) -> str | None:
-        """Return a message if the database file was deleted, replaced or truncated while it was open.
+        """Return how the database file was changed from outside while it was open: deleted, replaced or truncated.
 
-        Otherwise return None.
-
-        SQLite does not detect these changes.
+        Return None if it was not changed. SQLite does not detect these changes.
         """
         try:
             found = self._path.stat()
@@ -525,7 +520,7 @@ class EventStore(EventReader):
                 log.warning("%s could not be deleted: %s", path, error.strerror)
 
     def _put_off(self, jobs: list[_Job], error: Exception | None) -> None:
-        """Postpone jobs that can be retried until the disk can be written again. All other jobs fail."""
+        """Postpone jobs that can be retried (`lasting`) until the disk can be written again. All other jobs fail."""
         if error is not None:
             if not self._retry_at:
                 log.warning(
@@ -563,9 +558,9 @@ class EventStore(EventReader):
         return self._ahead + elapsed_s()
 
     def _expiry(self, record: Mapping[str, Any]) -> float | None:
-        """Return the time at which the rule's retention time deletes an event.
+        """Return the time at which an event expires according to its rule, in seconds.
 
-        None if the rule sets no retention time.
+        Return None if the rule sets no retention time.
         """
         keep_s = self._rule_keep_s.get(record["stream"], {}).get(record["rule"])
         return None if keep_s is None else self._clock() + keep_s
@@ -728,9 +723,11 @@ class EventStore(EventReader):
 
 
 def _end_events(db: sqlite3.Connection, rows: list[tuple[str, str]]) -> None:
-    """Store the time of its last frame as the end time of each event.
+    """End events. The end time of an event is the time of its last frame.
 
-    Each row has the ID and the JSON record of an event.
+    Args:
+        db: connection to the database.
+        rows: ID and JSON record of each event.
     """
     for event, text in rows:
         record = json.loads(text)
