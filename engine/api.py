@@ -244,8 +244,8 @@ class Engine:
             previous: result of the same model for a similar image. Its answers are used as drafts for equal tasks
                 (speculative decoding), instead of the stream's previous answers. The results do not change, see
                 `core.speculative`.
-            windows: additional parts of the image for `Detect` tasks. Each costs as much as an image. The detections of
-                all parts are merged into one list.
+            windows: additional parts of the image for `Detect` tasks. Each part takes as long as a whole image. The
+                detections of all parts are merged into one list.
 
         Returns:
             A future of the result. If it is cancelled before it is done, the work is dropped.
@@ -622,15 +622,15 @@ class EncodedImage:
     Args:
         width: width of the image in pixels.
         height: height of the image in pixels.
-        kept: prefix of the image in the KV cache.
+        kept: KV cache pages of the image.
         adapter: LoRA adapter with which the image was encoded, or None.
-        loop: step loop that owns the prefix.
-        picture: pixels of the image for the refinement of outlines, or None.
+        loop: step loop of the engine that encoded the image.
+        picture: pixels of the image, from which outlines are refined, or None.
 
     Attributes:
         width: width of the image in pixels.
         height: height of the image in pixels.
-        picture: pixels of the image for the refinement of outlines, or None.
+        picture: pixels of the image, from which outlines are refined, or None.
     """
 
     __slots__ = ("__weakref__", "_adapter", "_closed", "_loop", "_process", "height", "kept", "picture", "width")

@@ -59,7 +59,8 @@ class EngineConfig:
         crop_doubt: factor by which the lower bound of the cropping time is reduced after each request that it rejects.
         drafted_tokens: maximum number of prompt and draft tokens in a prefill with drafts. The default adds almost no
             time to the encoding of the images.
-        image_draft: minimum number of values in a draft from the detections in an image. The default is two boxes.
+        image_draft: minimum number of values in a draft from the detections in an image. The default corresponds to two
+            boxes.
         draft_misses: number of consecutive steps with a wrong first draft value after which decoding continues without
             drafts.
         draft_worth: minimum fraction of an answer's decode steps that drafts must save. A draft costs about 0.2 ms of

@@ -144,7 +144,8 @@ class PrefillWindow(Generic[ImageT]):
         state: state of the window.
         pages: KV cache pages of the image prefix. Each sequence has a reference to them.
         adapter_slot: slot of the LoRA adapter. Each sequence has a reference to it.
-        admitted_at, launched_at, prefilled_at: `time.monotonic()` of admission, prefill launch and prefill commit.
+        admitted_at, launched_at, prefilled_at: `time.monotonic()` of admission, of the launch of the prefill, and of
+            reading its results.
     """
 
     request: Request[ImageT]
@@ -339,7 +340,8 @@ class Step(Generic[ImageT]):
         windows: prefill windows, in the order of their rows.
         groups: rows grouped by sequence.
         drafted: whether the host supplies an input value for any row.
-        writes_text: whether any row samples a text token. Its allowed tokens are known only after the previous step.
+        writes_text: whether any row samples a text token. The samples of the previous step determine which tokens are
+            allowed.
     """
 
     kind: StepKind
@@ -397,7 +399,7 @@ class CropPace:
 
     Args:
         config: engine configuration.
-        seconds_per_pixel: initial bound.
+        seconds_per_pixel: initial lower bound.
     """
 
     __slots__ = ("_config", "_doubted", "_rate")

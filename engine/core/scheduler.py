@@ -68,7 +68,7 @@ class Scheduler(Generic[ImageT]):
 
     Args:
         config: engine configuration; `images_per_prefill` and `requests_per_prefill` limit the size of a prefill.
-        pool: KV cache pages.
+        pool: pool of free KV cache pages.
         prefix_length: number of tokens of an image prefix (BOS and image tokens).
         clock: function that returns the current time in seconds, such as `time.monotonic`.
         from_images: whether the vision encoder's detections can be drafts of answers.

@@ -144,7 +144,7 @@ class Replay:
     always with the same dtypes.
 
     Args:
-        function: function from tensors to tensors. Its operations may depend only on the shapes.
+        function: function from tensors to tensors. Its sequence of operations must depend only on the input shapes.
         owner: object whose attributes (recursively) contain the weights that the function reads.
         fallbacks: receives a note if the function cannot be recorded.
     """

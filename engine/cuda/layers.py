@@ -134,7 +134,7 @@ class PackedBlocks:
         fallbacks: collects messages about slower implementations that are used.
 
     Attributes:
-        layers, caches: one entry per block.
+        layers, caches: weights and KV cache of each block.
         prefix_length: number of positions of an image prefix (BOS and image tokens).
         attention: attention over the KV cache.
         image_attention: attention inside images.

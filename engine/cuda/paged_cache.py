@@ -96,7 +96,7 @@ class PagedCache:
 
     Attributes:
         dtype: compute dtype of the model.
-        layers: one entry per decoder block.
+        layers: keys and values of each decoder block.
     """
 
     def __init__(self, model: Model, n_pages: int, page_size: int, kv_dtype: str | None = None) -> None:

@@ -267,7 +267,8 @@ class PagedAttention:
                 scales (n_pages, n_kv_heads, page_size) of both, else None.
             out: (rows, n_heads · head_dim + pre_gelu), overwritten.
             pre_gelu: number of MLP values per row to which GELU is applied.
-            temperature: factors of queries and new values. It requires n_heads == n_kv_heads.
+            temperature: attention temperature of queries and new values (partial sums and alpha), or None. It requires
+                n_heads == n_kv_heads.
             beside: GEMV for additional programs. It requires a single row, `write`, and a number of programs that is a
                 multiple of `n_heads`.
             write: whether to store the key and value of each row in its pages. If False, they must already be stored,
@@ -371,7 +372,8 @@ class PagedAttention:
             tables: (sequences, pages) int32 page tables.
             cache: one layer of the cache, see `attend`.
             prefixes: (images, prefix pages) int32 page tables of the images, or None.
-            temperature: factors of the values. In image rows, queries and values are both multiplied in place.
+            temperature: attention temperature of the values (partial sums and alpha), or None. In image rows, queries
+                and values are both multiplied in place.
         """
         half = self._dim // 4
         block = min(_MOST_KV_HEADS, triton.next_power_of_2(self._n_kv))

@@ -195,7 +195,7 @@ def sample(
     Args:
         hidden: (rows, dim) hidden states before the last norm.
         phases: (rows,) int32 `Phase`.
-        norm: the last layer norm.
+        norm: last layer norm of the text decoder.
         coord_eos: weight (2, dim) and bias (2,) for the logits of the coordinate token and the end token.
         coords: logits (rows, bins), used in the phases X_OR_EOS and Y.
         sizes: logits (rows, 2 · bins), used in the phase SIZE.

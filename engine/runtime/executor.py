@@ -190,10 +190,10 @@ class Executor(Generic[PreparedT]):
         products: dtype of most matrix products (GEMMs).
         fallbacks: collects messages about slower implementations that are used.
         cache: paged KV cache. Padding rows write to page 0, which is never read.
-        runner: runs the parts of a step.
-        images: encodes images on the compute stream.
-        compute: stream of the computation.
-        copy: stream of the copies to the host.
+        runner: computes prefills, decode steps and samples.
+        images: image encoder that works on the compute stream.
+        compute: stream for all computations.
+        copy: stream for copies to the host.
         run: function (key, work) that runs work on the compute stream. On CUDA, work with the same key uses the same
             CUDA graph.
         sizes: sizes to which batches are padded.

@@ -92,8 +92,8 @@ class OutputState(ABC):
     Attributes:
         steps: maximum number of decoding steps; 0 if the context is too short.
         sampling: sampling parameters.
-        back: number of context positions to move back before the step that `next_phase` returned. The step overwrites
-            the KV cache from there.
+        back: number of context positions to go back before the step that `next_phase` returned. The step then
+            overwrites KV cache entries.
     """
 
     __slots__ = ("_launched", "back", "sampling", "steps")
@@ -347,7 +347,7 @@ class Task(ABC):
     """Base class of tasks: questions about an image. Subclasses are frozen dataclasses that validate their arguments.
 
     Attributes:
-        skill: name of the task in configurations and records, and of the skill that a model must support for it.
+        skill: name of the task in configurations and records. The model must support a skill with this name.
         tiled: whether the task also runs on the tiles of an image.
     """
 
