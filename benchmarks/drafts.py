@@ -126,7 +126,7 @@ def time_drafts(
     """Detect objects on the frames of clips, with and without drafts.
 
     Args:
-        model: name, folder or hub ID of a model, or a model with random weights.
+        model: name, folder or Hugging Face Hub ID of a model, or `moondream-2-random`.
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         clips: video files.
         dtype: name of the dtype, or None for the device's default.
@@ -282,7 +282,7 @@ def time_scripted(
     """Time consecutive frames with predefined answers: first without drafts, then with drafts.
 
     Args:
-        model: name, folder or hub ID of a model, or a model with random weights.
+        model: name, folder or Hugging Face Hub ID of a model, or `moondream-2-random`.
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         objects: number of boxes per answer.
         moved: each entry is a number of boxes that change per frame, and gives one row of results.
@@ -303,7 +303,7 @@ def time_scripted(
 def run_scripted(
     engine: Engine, images: Sequence[RgbImage], objects: int, moved: Sequence[int], frames: int
 ) -> list[ScriptedRow]:
-    """Run `time_scripted` with an existing engine and given images."""
+    """Do the same as `time_scripted`, with an existing engine and given images."""
     rows = []
     for how_many in (None, *moved):
         key = None if how_many is None else ("bench", how_many)

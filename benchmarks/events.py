@@ -37,11 +37,12 @@ class BeginBench:
         clock: origin of the capture times: 'rtcp' (sender's clock) or 'arrival' (time of reception).
         frames, fps: number of processed frames, and processed frames per second.
         events: number of started events.
-        p50_ms, p95_ms, max_ms: time from the capture of an event's first frame until the client receives the event.
+        p50_ms, p95_ms, max_ms: median, 95th percentile and maximum of the time from the capture of an event's first
+            frame until the client receives the event.
         parts: median time of each stage: `decode`, `queue`, `prefill` and `decode_tokens` of the model, `track` (tracks
             and rules), and `rest` (transfer from the camera and delivery to the client).
-        frame_p50_ms, frame_p95_ms: time from the capture of a frame until the client receives its record, for all
-            frames.
+        frame_p50_ms, frame_p95_ms: median and 95th percentile of the time from the capture of a frame until the client
+            receives its record, for all frames.
     """
 
     source: str

@@ -179,7 +179,7 @@ def watch_memory(
     """Load an engine, submit requests of all tasks, and measure its memory.
 
     Args:
-        model: name or folder of a model, or one of `registry.RANDOM`.
+        model: name or folder of a model, or a model with random weights such as `moondream-2-random`.
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         dtype: name of the dtype, or None for the device's default.
         seconds: duration in seconds.
@@ -195,7 +195,7 @@ def watch_memory(
 
 
 def watch_engine(engine: Engine, *, seconds: float, every_s: float, seed: int = 0) -> MemoryBench:
-    """Run `watch_memory` with an existing engine."""
+    """Do the same as `watch_memory`, with an existing engine."""
     asked, begun = MixedLoad(engine, seed), time.monotonic()
     rows: list[Held] = []
     print(f"{engine.model.name} on {engine.model.device}: {', '.join(engine.model.skills)}", flush=True)

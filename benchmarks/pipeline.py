@@ -43,7 +43,7 @@ class PipelineBench:
         model, device, dtype: the model, its device and its dtype.
         fps: frames per second that the source delivers, after `vid_stride`.
         frames: number of records.
-        median_ms, p99_ms: total time without the model.
+        median_ms, p99_ms: median and 99th percentile of the total latency.
         before_ms, after_ms: median time from the decoder to the start of inference, and from the result to the client.
         model_ms: median inference time of the model.
     """

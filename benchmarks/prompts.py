@@ -84,7 +84,7 @@ def time_prompts(
     """Measure all prompts on one image, then each prompt on a separate image. Repeat this `rounds` times.
 
     Args:
-        name: name, folder or hub ID of a model, or `saccade.engine.golden.random_model.MOONDREAM_2`.
+        name: name, folder or Hugging Face Hub ID of a model, or `moondream-2-random`.
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         prompts: numbers of prompts; one row of results for each.
         dtype: name of the dtype, or None for the device's default.

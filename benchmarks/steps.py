@@ -61,7 +61,7 @@ def _times(
 
     Args:
         executor: executor whose compute stream is used.
-        work: the work to time.
+        work: function to time.
         repeats: number of repetitions.
         begin_with: function called before each repetition, not included in the time.
     """

@@ -14,11 +14,11 @@ class Message:
     """A message encoded once for all receivers.
 
     Attributes:
-        stream: stream of the message; "" for a message about the client itself.
+        stream: name of the stream that the message is about; "" for a message about the client itself.
         text: JSON in UTF-8.
         record: True for a frame's record. False for a notice, which is dropped only if the queue is full, and not
             counted as dropped.
-        queued_at: creation time in seconds, on the clock of `drop_before`.
+        queued_at: creation time in seconds, on the same clock as the argument of `Outbox.drop_before`.
     """
 
     stream: str

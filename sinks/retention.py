@@ -56,8 +56,8 @@ class Retention:
     """Limits on the files that a sink has written.
 
     Attributes:
-        max_age_s: files older than this are deleted; None for no limit.
-        max_bytes: highest total size, including the current file; None for no limit.
+        max_age_s: age in seconds after which files are deleted; None for no limit.
+        max_bytes: maximum total size in bytes, including the file that is being written; None for no limit.
     """
 
     max_age_s: float | None = None

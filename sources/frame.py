@@ -1,4 +1,4 @@
-"""The `Frame` that all sources yield: a decoded image with stream name, timestamps and clocks."""
+"""The `Frame` that all sources yield: a decoded image with its timestamps and the name of its stream."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Frame:
         pts: presentation timestamp in units of `time_base`; strictly increasing.
         time_base: seconds per unit of `pts`.
         captured_at: capture time in seconds; Unix time for live streams, seconds from the start for files.
-        capture_clock: clock of `captured_at`.
+        capture_clock: origin of `captured_at`: "rtcp" (sender's report), "arrival" or "file".
         decoded_at: `time.monotonic()` when the decoder returned the frame, in seconds.
         decode_ms: milliseconds spent on demuxing, decoding and, except for `deferred` images, conversion.
         dropped_before: number of frames dropped between the previously yielded frame of this stream and this
@@ -41,7 +41,7 @@ class Frame:
         damaged: whether parts of the image are missing or smeared. Set only if damaged frames were requested.
         convert: function that makes a deferred image (see `deferred`); None for other frames.
         size: (width, height) of a deferred image in pixels; None for other frames.
-        planes: function that returns a deferred image in the decoder's own format, or None if it cannot.
+        planes: function that returns a deferred image in the decoder's own format, or None if not possible.
     """
 
     image: RgbImage
@@ -92,7 +92,7 @@ class Frame:
     if not TYPE_CHECKING:  # a type checker would believe that a frame has every attribute
 
         def __getattr__(self, name: str) -> RgbImage:
-            """Convert the deferred image on first access. Python calls this only for attributes without a value."""
+            """Convert the image to RGB when it is first read. Python calls this only for attributes without a value."""
             if name != "image" or self.convert is None:
                 raise AttributeError(f"a frame has no attribute {name!r}", name=name, obj=self)
             object.__setattr__(self, "image", self.convert())

@@ -35,7 +35,7 @@ class InputClock:
         self.streams: list[StreamClock] = []
 
     def stream(self, base: Fraction, step: Fraction | None = None) -> StreamClock:
-        """Add a stream and return its clock.
+        """Add a stream of the file. Return the `StreamClock` that corrects the timestamps of the stream.
 
         Args:
             base: seconds per unit of the stream's timestamps.

@@ -58,7 +58,7 @@ def evaluate(
     Args:
         folder: a sequence, or a folder of sequences.
         settings: model and labels, used only if `detections` is `model`.
-        detections: `det` for the boxes in det/det.txt, or `model`.
+        detections: `det` for the boxes in det/det.txt, or `model` for the boxes that the model detects.
         every: use only every Nth frame.
         out: folder for the tracks (NAME.txt), or None.
         start: minimum score of a box that starts a track. None uses the thresholds of BoT-SORT: 0.7 to start a track,

@@ -85,7 +85,9 @@ class Minute:
         frames: number of results so far.
         malloc, objects, blocks: statistics of glibc's malloc, of Python's garbage collector by type, and of Python's
             allocator.
-        engine: counters of the engine.
+        metrics: values of the process's metrics endpoint, by name and summed over labels.
+        traced: every fifth minute with `Soak.trace`, the Python allocations that grew most since the warm-up; else
+            empty.
     """
 
     minute: float

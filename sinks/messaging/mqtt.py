@@ -50,11 +50,12 @@ class MqttSink:
     - `saccade/available`: online or offline, retained. This topic is also the MQTT last will, so the broker sets it to
       offline if Saccade crashes. The other topics are valid only while this topic is online. In Home Assistant, list
       both availability topics with `availability_mode: all`.
-    - `saccade/STREAM/available`: the same for one stream; offline after it has ended or was silent for 30 s.
+    - `saccade/STREAM/available`: online or offline, for one stream; offline after the stream's end, or after 30 s
+      without a frame.
     - `saccade/STREAM/LABEL`: number of objects, retained, sent on change; see `EventTracker`.
     - `saccade/STREAM/zones/ZONE/LABEL`: number of objects in a zone; `saccade/STREAM/lines/LINE/LABEL/forward` and
-      `…/backward`: number of line crossings since the stream began. Both are retained, sent on change, and 0 after
-      the end.
+      `…/backward`: number of line crossings since the stream began. Both are retained, sent on change, and 0 after the
+      end of the stream.
     - `saccade/events`: JSON of each event that begins, changes or ends: `type` (new, update, end), `before`,
       `after`. Events of rules contain `rule`.
     - `saccade/STREAM/rules/RULE`: ON while an event of the rule is open, else OFF; retained.

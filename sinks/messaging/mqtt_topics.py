@@ -65,5 +65,5 @@ class Topics:
 
 
 def _level(name: str) -> str:
-    """Replace characters that MQTT does not allow in a topic level with a dash."""
+    """Replace each character that MQTT forbids in a topic level by a dash."""
     return re.sub(r"[/+#\x00-\x1f\x7f-\x9f\ud800-\udfff]", "-", name)[:200] or "-"

@@ -34,7 +34,7 @@ class ArchiveError(Exception):
     """Raised if a requested part of a recording is not available. The message is one line for the user.
 
     Attributes:
-        missing: whether nothing was recorded at that time.
+        missing: whether nothing was recorded at the requested time.
     """
 
     def __init__(self, message: str, *, missing: bool = False) -> None:
@@ -87,7 +87,10 @@ class RecordedFile:
         return codecs_of(self.head)
 
     def within(self, since: float, until: float) -> RecordedFile:
-        """Return a copy with only the fragments between two Unix times in seconds, from the keyframe before `since`."""
+        """Return a copy of this object with only the fragments between two Unix times, in seconds.
+
+        The first fragment starts at a keyframe at or before `since`.
+        """
         first = 0
         for number, one in enumerate(self.fragments):
             if one.key and self.began + one.start <= since:
@@ -102,7 +105,7 @@ class Part:
 
     Attributes:
         file: recorded file that contains the part.
-        offset, size: byte range.
+        offset, size: byte range in the file.
         start, duration: time range in the file, in seconds.
     """
 
@@ -321,7 +324,7 @@ def _fragment_at(descriptor: int, at: int, size: int) -> Fragment | None:
 
 
 def parts_of(file: RecordedFile) -> Iterator[Part]:
-    """Yield the separately playable parts of a file. Each lasts at least `_SEGMENT_S`, except for the last."""
+    """Yield the separately playable parts of a file. Each part except the last lasts at least `_SEGMENT_S` seconds."""
     first: Fragment | None = None
     for before, one in itertools.pairwise((None, *file.fragments, None)):
         if first is not None and before is not None:

@@ -48,7 +48,7 @@ class FragmentCutter:
 
     @property
     def empty(self) -> bool:
-        """Whether no packets are waiting for a complete fragment."""
+        """Whether all packets so far were returned in fragments."""
         return not self._group and not self._taken
 
     def push(self, packet: CodedPacket) -> list[TimedPacket]:

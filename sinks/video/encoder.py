@@ -89,7 +89,7 @@ _backoffs: dict[str, Backoff] = {name: Backoff() for names in _CHOICES.values() 
 
 
 def _open_first(codec: Codec, opened: Callable[[str], T]) -> tuple[str, T]:
-    """Open the first encoder of a codec that works. Return its name and the result of `opened`.
+    """Open the first working encoder of a codec. Return its name and the result of `opened`.
 
     Args:
         codec: video codec, "H264" or "VP8".
@@ -202,7 +202,7 @@ class Mp4Encoder:
     """An H.264 encoder for several consecutive MP4 files.
 
     Each file starts with a keyframe at time 0. The encoder stays open between files, because an encoder needs 4 to 60
-    MB and several threads. Opening one per file would fragment the heap.
+    MB and several threads. Opening an encoder per file would fragment the heap.
 
     Args:
         form: format of all images and files.

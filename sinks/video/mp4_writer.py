@@ -139,7 +139,8 @@ class Mp4Writer:
         """Write the remaining audio, and convert the fragmented file to an ordinary MP4.
 
         Args:
-            until_pts: time until which the last frame is shown. With None, it has the duration of the previous frame.
+            until_pts: time until which the last frame is shown. None to show the last frame as long as the frame
+                before.
         """
         try:
             if self._last_pts is not None and until_pts is not None:
@@ -185,7 +186,7 @@ class Mp4Writer:
                 self._begin_file()
 
     def _begin_file(self) -> None:
-        """Add the live audio track, if audio has arrived, and write the video packets that waited for it."""
+        """Add the live audio track, if audio has arrived, and write the video packets that waited for audio."""
         if self._live_audio is not None:
             self._audio = self._live_audio.open(self._container, self._muxer)
             self._live_audio = None

@@ -1,4 +1,4 @@
-"""Live audio for MP4 files: copies AAC (and Opus), and transcodes all other codecs to AAC."""
+"""Live audio for MP4 files: copies AAC and, if allowed, Opus, and transcodes all other codecs to AAC."""
 
 from __future__ import annotations
 

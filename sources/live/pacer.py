@@ -11,7 +11,8 @@ _SLACK_S = 0.1  # in the comparison of two delays
 class Pacer:
     """Playback schedule of one live stream that arrives in bursts.
 
-    - If a timestamp decreases, repeats or jumps forward, the frame follows the previous frame by the usual interval.
+    - If a timestamp decreases, repeats or jumps forward, the frame is shown one usual frame interval after the previous
+      frame.
     - A late frame is shown immediately. Later frames are delayed by the same time. Playback then runs 10 % faster until
     the delay is recovered.
     - If faster playback makes frames late again, playback returns to normal speed and keeps the delay.

@@ -301,7 +301,7 @@ class HttpFile:
         files: opens the connections.
         url: URL of the file.
         begin, end: byte range to read; up to the end of the file if `end` is 0.
-        nested: whether a failed connection counts as the end of the file, instead of raising.
+        nested: whether a failed connection is treated as the end of the file. If False, it raises `LiveError`.
 
     Raises:
         LiveError: if the file cannot be opened.

@@ -199,7 +199,7 @@ def ask_device(
 
 
 async def profiles_of(device: Any) -> list[Profile]:
-    """Read the profiles of a connected device, from Media2 if it has this service."""
+    """Read the profiles of a connected ONVIF device, through Media2 if the device has this service, else Media."""
     if url := device.xaddrs.get(_MEDIA2):
         try:
             if found := await _read_media2(device, url):
@@ -210,7 +210,7 @@ async def profiles_of(device: Any) -> list[Profile]:
 
 
 async def _read_media2(device: Any, url: str) -> list[Profile]:
-    """Read the profiles from the service Media2 at a URL."""
+    """Read the profiles of a connected ONVIF device through the service Media2, which has the address `url`."""
     from zeep.loader import parse_xml  # installed with the extra
 
     service = await device.create_devicemgmt_service()  # for its connections and its credentials
@@ -250,7 +250,7 @@ async def _read_media2(device: Any, url: str) -> list[Profile]:
 
 
 async def _read_media(device: Any) -> list[Profile]:
-    """Read the profiles from the service Media."""
+    """Read the profiles of a connected ONVIF device through the service Media."""
     media = await device.create_media_service()
     found = []
     for profile in await media.GetProfiles():

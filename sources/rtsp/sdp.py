@@ -21,14 +21,14 @@ class Media:
     """One media stream of a session description (SDP).
 
     Attributes:
-        kind: kind of media, such as "video" or "audio".
+        kind: media type, such as "video" or "audio".
         profile: RTP profile, such as "RTP/AVP".
         payload_type: RTP payload type.
         encoding: codec name in capitals, such as "H264"; "" if not stated.
         control: URL for SETUP.
         parameters: parameters of `a=fmtp`, with keys in lower case.
         rate: frames per second; None if not stated.
-        crypto: SRTP keys in the form of `a=crypto` values, without tags. Keys of `a=key-mgmt` are converted.
+        crypto: SRTP keys as `a=crypto` values without tags, including those converted from `a=key-mgmt`.
         feedback: RTCP feedback that the server accepts, such as "nack pli".
         clock: rate of the RTP clock in Hz; 0 if not stated.
         channels: number of audio channels.
