@@ -43,7 +43,7 @@ _YES = "yes"
 _LEAST = 0.05  # lowest score of a detection that counts
 
 Progress = Callable[[int, int], None]
-"""Called with (done, total)."""
+"""Progress callback (snapshots scored, total snapshots)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,13 +58,12 @@ class Place:
 
 
 Walk = Callable[[EventQuery], Iterator[tuple[dict[str, Any], str]]]
-"""Yields the records of all events of a query, ignoring its limit, newest first, each with its machine."""
+"""Yields the records of all events that match a query, newest first, each with the name of its machine. The limit of
+the query is ignored."""
 
 Match = Callable[[str, Sequence[Place]], Iterator[tuple[str, float | None]]]
-"""Rates whether snapshots show a text.
-
-It yields each event ID with the probability, as soon as it is known and in any order; None without a snapshot.
-"""
+"""Yields each event ID with the probability that its snapshot matches a text, in any order. The probability is None for
+an event without a snapshot."""
 
 
 @dataclass(slots=True, frozen=True)

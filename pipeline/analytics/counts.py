@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 MINUTE_S = 60
 _MINUTES = 24 * 60
 MOST_LABELS = 1000
-"""Maximum number of distinct labels that are counted; prompts can produce endless labels. Later labels are ignored."""
+"""Maximum number of distinct labels that are counted, because prompts can produce any number of labels. Objects with
+further labels are ignored."""
 
 ByLabel = Mapping[str, Mapping[str, int]]
 """Counts by label, then by name of the count."""

@@ -19,11 +19,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 STEP_S = 1 / 30
-"""Time unit of velocities and noise, in seconds: the frame interval of the videos for which BoT-SORT was tuned.
-
-Args:
-    boxes: (4, n) centre x, centre y, width and height, in any unit.
-"""
+"""Time unit of velocities and noise, in seconds: the frame interval of the videos on which BoT-SORT was tuned."""
 
 # Standard deviations in box sizes: of a measured position, and of the change of a velocity per step.
 _POSITION = 1 / 20

@@ -37,11 +37,9 @@ _MOST_KEPT = 256  # idle periods that no stage has read yet
 
 Luma = NDArray[np.float32]
 LumaReader = Callable[["Frame", int], NDArray[np.uint8] | None]
-"""Read the brightness of every nth pixel of a frame, (rows, columns) uint8, without converting the image.
-
-None means that the image must be converted. The brightness may be that of the previous frame, because the reader does
-not wait for a GPU.
-"""
+"""Returns the brightness of every nth pixel of a frame as (rows, columns) uint8, without converting the image. Returns
+None if the image must be converted. The brightness can be that of the previous frame, because the reader does not wait
+for a GPU."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -102,9 +100,9 @@ class MotionMap:
         return Motion(changed, float(changed.mean()))
 
     def _luma(self, frame: Frame) -> Luma:
-        """Return the blurred brightness of a frame as (rows, n) float32 from 0 to 255.
+        """Return the blurred brightness of a frame as (rows, n) float32 from 0 to 255, and store its contrast.
 
-        Store its contrast for the threshold.
+        The contrast determines the threshold for motion.
         """
         width, height = frame.width, frame.height
         size = max(1, round(width * self._rows / height)), self._rows
@@ -192,7 +190,7 @@ class MotionGate:
 
 
 StillBefore = Callable[[int], float]
-"""Return the seconds without motion before the frame with this index."""
+"""Returns the duration of the period without motion before the frame with this index, in seconds."""
 
 
 class CameraGate(MotionGate):

@@ -15,11 +15,9 @@ from saccade.pipeline.analytics.geometry import Point, contains, cross, distance
 from saccade.pipeline.analytics.settings import LineSettings, RegionSettings, ZoneSettings
 
 _LAST = math.nextafter(1.0, 0.0)
-"""The largest x and y of an anchor point.
-
-`contains` excludes the right and lower sides of a zone, so that adjacent zones share no point. A box at the lower edge
-of the image ends at 1, and this limit keeps it inside a zone that ends there.
-"""
+"""The largest x and y of an anchor point. `contains` excludes the right and lower sides of a zone, so that no point is
+in two adjacent zones. A box at the lower edge of the image has y = 1. This limit keeps such a box inside a zone that
+ends at 1."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -107,7 +105,7 @@ class ZoneCounter:
 
     An object has entered after `inertia` seconds inside. It has left after `inertia` seconds outside, or when its
     track ends. The entry time is the time of the first frame inside, and the exit time is the time of the last frame
-    inside. An object that is hidden while inside the zone still counts as inside.
+    inside. An object that is occluded inside the zone still counts as inside.
 
     Args:
         settings: settings of the zone.

@@ -89,7 +89,7 @@ class Client(BaseModel):
 
 
 ANYONE = Client(name="anyone", role="admin")
-"""The client of every request without an access file."""
+"""The client of every request if there is no access file."""
 
 
 class _Proxy(BaseModel):

@@ -1,4 +1,4 @@
-"""Runs blocking calls for an event loop.
+"""Runs blocking calls in threads, so that they do not block an event loop.
 
 Each call runs in a daemon thread with a timeout. The number of concurrent calls is limited.
 

@@ -29,7 +29,7 @@ from saccade.web.errors import HttpError
 _MEDIA_TYPES = {"clip": "video/mp4", "snapshot": "image/jpeg"}
 
 Search = Callable[[str, EventQuery, Progress], Searched]
-"""Searches events for a text; runs in a thread. Raises ConfigError or EngineError on failure."""
+"""Searches stored events by a text. It runs in a thread, and raises ConfigError or EngineError on failure."""
 
 routes = Routes("events")
 

@@ -260,7 +260,7 @@ LOCAL = (
     moondream.listing,
     openai_chat.routes,
 )
-"""The routes that need pixels, the engine or the camera."""
+"""The routes that need video frames, the engine or the camera."""
 
 
 def local_parts(

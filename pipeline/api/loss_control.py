@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 HIGH_LOSS, LOW_LOSS = 0.1, 0.02
-"""Losses above and below which the bit rate falls and rises, from draft-ietf-rmcat-gcc-02, section 6."""
+"""Packet loss above which the bit rate falls, and below which it rises, from draft-ietf-rmcat-gcc-02, section 6."""
 MOST_HALVINGS = 3
 FALL_S = 2.0
-"""Seconds between two falls: the loss that is reported first is that of the old bit rate."""
+"""Minimum time between two decreases of the bit rate, in seconds. The first reports after a decrease still refer to the
+old bit rate."""
 RAISE_S, RAISE_MOST_S = 10.0, 160.0
-"""Seconds of low loss before the bit rate rises; doubled each time that a rise brings the loss back."""
+"""Seconds of low loss before the bit rate rises: initial and maximum value. The time is doubled each time that an
+increase causes loss again."""
 
 
 class LossControl:

@@ -52,14 +52,14 @@ InThisProcess = Annotated[Here, the(Here)]
 
 @routes.get("/streams/{name}/ptz/presets", role="operator")
 async def presets(name: str, here: InThisProcess, calls: Cameras) -> PtzPresets:
-    """Request the PTZ presets of a stream's ONVIF camera."""
+    """Request the PTZ (pan, tilt, zoom) positions that a stream's ONVIF camera stores."""
     found = await _answer(calls, _source(here, name).presets)
     return PtzPresets(presets=[PtzPreset(token=one.token, name=one.name) for one in found])
 
 
 @routes.post("/streams/{name}/ptz/presets/{preset}", role="operator", status_code=204)
 async def go_to(name: str, preset: str, here: InThisProcess, calls: Cameras) -> None:
-    """Turn the ONVIF camera of a stream to a PTZ preset.
+    """Move the ONVIF camera of a stream to a stored PTZ (pan, tilt, zoom) position.
 
     The response is sent when the camera has accepted the request.
     """

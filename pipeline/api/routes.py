@@ -37,13 +37,11 @@ MAX_BODY_BYTES = 64 * 1024
 YAML = "application/yaml"
 
 AnyText = SkipValidation[str]
-"""A text of an answer. A file name can contain bytes that are not UTF-8, represented as lone surrogates."""
+"""A string in a response. A file name can contain bytes that are not UTF-8, represented as lone surrogates."""
 
 Limited = Literal["never", "asked", "always"]
-"""Whether a client limited to some streams may call a route without a stream in its path.
-
-`asked` allows requests with `?stream=` of an allowed stream. `always` is for routes that reveal no other streams.
-"""
+"""Whether a client with access to only some streams can call a route without a stream in its path. `asked` allows
+requests with `?stream=` and the name of an allowed stream. `always` is for routes that reveal no other streams."""
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
@@ -213,7 +211,7 @@ class Routes:
 
 
 SDP_BODY = {"requestBody": {"required": True, "content": {"application/sdp": {"schema": {"type": "string"}}}}}
-"""The OpenAPI part of a handler that takes an SDP offer."""
+"""The OpenAPI description of a request body that is an SDP offer."""
 
 
 async def read_model(request: Request, kind: type[Model]) -> Model:

@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from saccade.web.errors import HttpError
 
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-"""Headers of a response that caches and proxies must pass on piece by piece."""
+"""Headers for a response that caches and proxies must forward without buffering."""
 
 
 async def event_stream(

@@ -1,7 +1,7 @@
 """A WebRTC connection that sends encoded frames and their JSON records to a viewer.
 
-The frames are already encoded; aiortc sends them unchanged. This module uses three private parts of aiortc: the
-keyframe requests, the start of the RTP clock, and the SSRC of a sender.
+aiortc, the WebRTC library, sends encoded frames unchanged. This module uses three private parts of aiortc: the keyframe
+requests, the start of the RTP clock, and the SSRC of a sender.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ LOST = {
     "sink full": "dropped because a sink was busy",
     "sink closed": "dropped because a sink was closed",
 }
-"""Maps a cause in `Report.drops` to its text in the summary."""
+"""For each cause in `Report.drops`, its text in the summary."""
 
 
 @contextmanager

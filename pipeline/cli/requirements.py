@@ -22,7 +22,7 @@ from saccade.distribution import DISTRIBUTION, install_command
 OTHER_BUILDS = {
     "opencv-python": ("opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless"),
 }
-"""Maps a distribution to other distributions that provide the same module."""
+"""For each distribution, other distributions that provide the same module."""
 
 _MODULES = {"opencv-python": "cv2"}  # distributions that may be built from source, without metadata
 

@@ -26,7 +26,7 @@ _LIKE = {
     "“": '"',
     "”": '"',
 }
-"""ASCII replacements for characters of our messages that an encoding lacks."""
+"""ASCII replacements for characters in Saccade's messages that an encoding does not support."""
 _ERRORS = "saccade.terminal"
 
 

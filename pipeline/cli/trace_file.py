@@ -29,9 +29,7 @@ def check_file(path: Path | None) -> None:
 
 @contextmanager
 def traced(engine: Engine, path: Path) -> Iterator[None]:
-    """Trace the engine during the `with` block, then write the trace file.
-
-    It is also written if the block raises an error.
+    """Trace the engine during the `with` block, then write the trace file. An error in the block does not prevent this.
 
     Raises:
         ConfigError: if the file cannot be written.

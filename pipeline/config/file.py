@@ -25,16 +25,16 @@ MAX_DEPTH = 8
 NOT_UNICODE = "a value contains bytes that are not UTF-8; only file names can contain these"
 
 _NESTED: dict[int | str, type[BaseModel]] = {"rules": RuleSettings, "zones": ZoneSettings, "lines": LineSettings}
-"""The model whose keys are valid below a key."""
+"""For each key with nested settings, the model that defines the nested keys."""
 
 VALUE = "\0"
-"""Last step of the path of a value, for example of a one-line text in which a mistake has an offset."""
+"""Last step of the path of a value that is a string on one line. An error in such a string has a character offset."""
 
 KeyPath = tuple[int | str, ...]
 Where = tuple[int, int]
 """Line and column in a YAML file, both from 1."""
 Places = dict[KeyPath, Where]
-"""The place of each key and list item, by its path."""
+"""The line and column of each key and list item, by path."""
 
 
 class RuleList(NullIsUnset):

@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 _ASKING = frozenset({"detect", "point", "polygons", "query", "segment", "task"})
 
 Edit = Callable[[RunConfig], RunConfig]
-"""Makes the next desired configuration from the current one. Both are resolved into a list of named streams."""
+"""Computes the next desired configuration from the current one. Both have a list of named streams."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -12,7 +12,7 @@ MAX_STREAMS = 64
 """Maximum number of streams per worker."""
 _LEAST_S = 0.9  # minimum time between two readings
 _UNMEASURED = 1.0 / MAX_STREAMS
-"""The assumed load of a stream that no report includes yet."""
+"""The assumed load of a stream that is not included in a report yet."""
 
 
 class Load:

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 SILENT_S = 3.0
-"""Seconds without a response, beyond `POLL_S`, after which a worker counts as dead."""
+"""A worker counts as dead if it does not respond for this time in addition to `POLL_S`, in seconds."""
 LOADING_S = 60.0  # the same while the worker loads a second engine, which can block a busy machine
 START_S = 180.0  # time limit for scheduling an actor and loading its engine on a busy machine
 _CALL_S = 45.0  # time limit for a worker to open or stop a stream

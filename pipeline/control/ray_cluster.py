@@ -59,11 +59,8 @@ for pid, start in seen.items():
         except OSError:
             pass
 """
-"""A script that kills the processes of a local Ray when its command ends.
-
-Some processes would otherwise survive `kill -9` of the command for a minute. The script finds them by their parent
-processes, which exist only while the command runs.
-"""
+"""A script that kills the processes of a local Ray when the process that started Ray ends. Otherwise some of them
+survive `kill -9` for a minute. The script finds them by their parent process IDs while the process runs."""
 
 
 class RayCluster:

@@ -24,10 +24,8 @@ _TRIES = 3  # maximum attempts, because the snapshots may crash the workers
 _PAUSE_S = 0.2
 
 MatchAt = Callable[[str, str, Sequence[str]], list[float | None] | None]
-"""Rates snapshots on a machine; None if the machine has no worker now.
-
-Raises StreamError if the worker dies, and ConfigError or EngineError if its model does not support the search.
-"""
+"""Scores snapshots on a machine. Returns None if no worker of the machine is available. Raises StreamError if the
+worker dies, and ConfigError or EngineError if its model does not support the search."""
 
 
 def search_workers(

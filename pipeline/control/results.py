@@ -34,7 +34,7 @@ _CARRIED = (
     "damaged",
     "pixel_aspect",
 )
-"""The transferred fields of a frame, besides its size. Its clock, `time.monotonic()`, is shared on the machine."""
+"""The transferred fields of a frame, besides its size. All processes of a machine have the same `time.monotonic()`."""
 
 
 class RelaySink:

@@ -21,27 +21,25 @@ from saccade.pipeline.events.scene import Scene, Track
 from saccade.pipeline.events.settings import RuleSettings
 
 GAP_S = 30.0
-"""Seconds without a frame after which earlier observations no longer count."""
+"""Seconds without a frame after which the evaluation of a rule restarts."""
 
 RESUME_S = 15.0
 """Maximum seconds between an event's last frame and the first frame on another worker for the event to continue."""
 
 SETTLE_S = 5.0
-"""Seconds after this first frame in which the condition must hold again; detection and questions take time.
-"""
+"""Seconds after the first frame on another worker within which the condition must be fulfilled again. Detection and
+questions take time."""
 
 _MOST_TRACKS = 1000
-"""Maximum number of tracks that an event lists.
-
-A rule on a busy street can have an event without end. Its updates would otherwise grow to 140 kB each, twice a second.
-"""
+"""Maximum number of tracks that an event lists. On a busy street, an event may never end. Without the limit, its
+updates would grow to 140 kB each, twice a second."""
 
 _CLOCK_STEP_S = 5.0  # a larger difference between two clocks means that one was set
 _RISE = 0.05  # rise of the best score that causes an update
 _SURER = 0.1  # change of p(yes) that causes an update
 
 Names = Mapping[str, Collection[str]]
-"""Maps a label of a rule to the model's labels, for labels that differ."""
+"""For each label of a rule, the model's labels, if they differ."""
 
 
 class Moment(NamedTuple):
@@ -81,7 +79,7 @@ class Watch:
         self._since: dict[int, Moment] = {}  # track → time since when the condition has held
         self._held: Moment | None = None  # the same for a condition on the whole frame
         self.carried_until = float("-inf")
-        """Stream time up to which `for` counts as fulfilled, because the condition held on another worker."""
+        """Stream time until which `for` counts as fulfilled, because the condition was fulfilled on another worker."""
 
     def update(self, scene: Scene) -> dict[int, Moment] | None:
         """Evaluate the condition on the next scene.
@@ -355,7 +353,10 @@ class RuleMachine:
         return self._questions.attributes(track)
 
     def end(self) -> list[Change]:
-        """End the open event when the stream ends, or when no frame has arrived for too long."""
+        """End the open event, because the stream has ended or no frame has arrived for too long.
+
+        Return the end of the event.
+        """
         return self._stop(self._last_s)
 
     def _with_crossed(self, scene: Scene, held: dict[int, Moment]) -> dict[int, Moment]:

@@ -17,7 +17,7 @@ STILL_S = 10.0
 """Seconds after which an object that has not moved by its own size is stationary; Frigate's default at 5 fps."""
 
 REMOVED_S = 5.0
-"""Seconds for which a place must be seen empty before its object counts as removed."""
+"""Seconds for which a place must be visible without its object before the object counts as removed."""
 
 MAX_PLACES = 64
 _BEGIN_S = 5.0  # after the first frame, in which objects count as there before: some are detected late

@@ -14,11 +14,11 @@ from saccade.pipeline.events.scene import Scene, Track
 from saccade.pipeline.events.settings import RuleSettings
 
 FRAME = -1
-"""Stands for the whole frame in place of a track ID."""
+"""Used instead of a track ID for a question about the whole frame."""
 
 YES, NO = "yes", "no"
 GROWN = 1.5
-"""Growth of a track's area after which a question is asked again if its answer could change."""
+"""Growth of the area of a track's box after which a question is repeated, if its answer could change."""
 
 _SHARPER = 1.3
 _VERIFIED = 0.5  # lowest p(yes) that passes a verification

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from saccade.sources import Frame
 
 KEEP_S = TrackerSettings().lost_s
-"""Seconds for which a missed track stays in the scene; the tracker can resume its track ID in this time."""
+"""Seconds for which a lost track stays in the scene. Within this time, the tracker can continue the track."""
 
 _LOOKS = (1 << 64) - 1
 _PATH_STEP_S = 0.5

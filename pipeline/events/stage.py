@@ -39,7 +39,7 @@ Publish = Callable[[Change | RuleList | History], None]
 
 
 Signals = Callable[[], frozenset[str] | None]
-"""Returns what the camera reports, such as `motion`; None if unknown."""
+"""Returns the signals that the camera reports, such as `motion`; None if unknown."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -112,7 +112,7 @@ class EventStage:
         self.moves = False
         """Whether the stream moves to another worker; `close` then leaves open events to that worker."""
         self.left: list[Event] = []
-        """The open events that `close` has left for `resume`."""
+        """The open events that `close` did not end, for `resume` on another worker."""
 
     def resume(self, events: Iterable[Event]) -> None:
         """Continue the given events, which began on another worker. There is at most one event per rule.
@@ -130,7 +130,7 @@ class EventStage:
 
     @property
     def kept(self) -> dict[str, int]:
-        """The number of open events, the size of the video buffered for clips in bytes, and the number of clips."""
+        """The number of open events, the size of the buffered video in bytes, and the number of unwritten clips."""
         going = sum(machine.event is not None for machine in list(self._machines.values()))
         return {"events": going, **(self._recorder.kept if self._recorder is not None else {})}
 

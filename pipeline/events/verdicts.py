@@ -30,11 +30,12 @@ SAME_PLACE = 0.5
 """IoU above which two boxes lie in the same place."""
 
 ALIKE = 0.97
-"""Similarity above which two objects look alike. In the rendered scene of the test, the same bush has 0.998 on noisy
-frames, and the person from whose outline it is made has 0.94."""
+"""Similarity of appearance descriptors above which two objects look alike. In the rendered test scene, the same bush
+has a similarity of 0.998 on noisy frames, and a person of the same outline has 0.94."""
 
 CLEARLY = 0.5
-"""A find passes if its doubt, 1 - score, is below this fraction of the doubt of the false alarm."""
+"""A detection is not suppressed if its uncertainty (1 − score) is below this fraction of the false alarm's uncertainty.
+"""
 
 Look = Callable[[NDArray[np.uint8], Rect], NDArray[np.float32]]
 

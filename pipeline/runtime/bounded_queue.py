@@ -15,7 +15,7 @@ from saccade.pipeline.config.queue_policy import QueuePolicy
 T = TypeVar("T")
 
 DropCause = Literal["full", "closed"]
-"""Cause of a drop: a newer item took its place, or the queue was closed with the item inside."""
+"""Cause of a drop: the queue was full, or it was closed with items inside."""
 
 
 class QueueClosed(Exception):  # noqa: N818 - the normal end of the queue, not an error

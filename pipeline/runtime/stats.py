@@ -15,7 +15,7 @@ from saccade.sinks.record import drawn_latency
 from saccade.sources import Frame
 
 BUCKETS_MS = (1.0, 2.5, 5.0, 10.0, 20.0, 33.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2500.0, 5000.0)
-"""Upper edges of the histogram buckets in milliseconds; one more bucket holds larger values."""
+"""Upper limits of the histogram buckets in milliseconds. One more bucket counts larger values."""
 
 _RECENT = 512  # number of frames for current values
 _RECENT_S = 5.0

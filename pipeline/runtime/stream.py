@@ -90,8 +90,7 @@ class OpenedStream:
         self.record_source: RecordSource | None = None
         """The camera's second stream; closed with the stream."""
         self.on_end: list[Callable[[Run | None], object]] = []
-        """Callbacks for the end, called with the ended run, or with None if the stream was never started.
-        """
+        """Called when the stream ends, with its run, or with None if the stream was never started."""
 
     def resume(self, events: Iterable[Event]) -> None:
         """Continue events that were still open when the stream stopped, possibly on another worker."""

@@ -138,7 +138,7 @@ def open_output(target: Target, source: Source | None = None, vid_stride: int = 
     """Open an output of a configuration.
 
     Args:
-        target: the output, with `{stream}` replaced.
+        target: the output, with `{stream}` replaced by the name of the stream.
         source: the source, if only one source uses the output; otherwise None.
         vid_stride: N if every Nth frame is processed.
 

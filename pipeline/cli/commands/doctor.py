@@ -1,6 +1,6 @@
 """The command `saccade doctor`: checks that all components for a run are installed.
 
-It changes and downloads nothing.
+It does not change or download files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DECODERS = {"h264": True, "hevc": True, "vp8": True, "vp9": True, "av1": False, "mjpeg": True}
 ENCODERS = {"libx264": True, "h264_nvenc": False}
-"""Maps each codec to whether a run may need it."""
+"""For each encoder, whether it is required for a run."""
 _COVERED = 0.4  # lowest mean IoU at which boxes count as correct
 
 

@@ -118,7 +118,8 @@ class EventStore(EventReader):
     ) -> None:
         super().__init__(folder)
         self.ended: list[dict[str, Any]] = []
-        """Records of the events that were ended on opening, because the last process left them open."""
+        """Records of the events that were ended when the store was opened, because the previous process left them open.
+        """
         self._keep_s, self._max_bytes = keep_s, max_bytes
         self._rule_keep_s: dict[str, dict[str, float]] = {}  # by stream and rule
         self._identity, self._size = (0, 0), 0  # device and inode of the file, and its size in bytes
