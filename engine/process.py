@@ -94,7 +94,7 @@ def shorten_collections(*, model: bool = False) -> None:
 def limit_arenas() -> None:
     """Limit glibc to two heap arenas for all threads. Call this before threads start.
 
-    By default, glibc creates up to 8 arenas per CPU, and memory freed in one arena cannot be used by another. The
+    By default, glibc creates up to 8 arenas per CPU, and memory freed in one arena cannot be used by another arena. The
     memory of a process with two cameras then grows by 60 MB in the first 20 minutes. With two arenas it does not grow,
     and CPU time is the same. Child processes inherit the limit through an environment variable. A limit set by the user
     is not changed.

@@ -64,7 +64,7 @@ class Box:
 class Spot:
     """A point on an object. `x` and `y` are fractions of the image's width and height.
 
-    The other fields are those of `Box`.
+    All other fields have the same meaning as in `Box`.
     """
 
     label: str

@@ -622,7 +622,7 @@ class Resources:
             sequence.batch_slot, sequence.pages = -1, ()
 
     def _share(self, sequence: Sequence[Any]) -> None:
-        """Share the full KV cache pages of a prompt with a branch (a sequence that continues the same prompt).
+        """Share the completely filled KV cache pages of a prompt with a branch, which continues the same prompt.
 
         The branch's own prompt then contains only the tokens after these pages.
         """

@@ -70,7 +70,7 @@ class Sequence(Generic[ImageT]):
             embeddings at these positions.
         output: state machine that decodes the answer.
         trunk: for a branch (see `OutputState.branches`), the earlier sequence whose prompt it continues; otherwise
-            None. The branch shares the full KV cache pages of that prompt.
+            None. The branch shares the completely filled KV cache pages of that prompt.
         window: prefill window that contains the sequence.
         n_pages: number of private KV cache pages for the longest possible answer.
         n_shared: number of pages shared with the trunk. `prompt` no longer contains their tokens.

@@ -155,7 +155,7 @@ class Scheduler(Generic[ImageT]):
             self.soonest = min(self.soonest, request.deadline)
 
     def cancel(self, request: Request[ImageT], error: BaseException) -> None:
-        """End a request now with an error. The samples of its running steps are ignored."""
+        """End a request immediately with an error. The samples of its running steps are ignored."""
         if request.state is State.OVER:
             return
         self._over(request, error)

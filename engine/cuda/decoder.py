@@ -14,7 +14,7 @@ experts and an attention temperature (Moondream 3), a layer is:
 
 Most kernels use programmatic dependent launch (`kernels.common`). Triton and bf16 or fp16 are required.
 
-| time per step on an H200, 760 keys | 1 row | 8 rows | 32 rows |
+| time per step on an H200, 760 keys per row | 1 row | 8 rows | 32 rows |
 |---|---|---|---|
 | Moondream 2, bf16 | 0.80 ms | 1.18 ms | 2.00 ms |
 | Moondream 2, FP8 weights | 0.55 ms | 0.98 ms | 1.87 ms |

@@ -108,7 +108,7 @@ def add_layernorm_rows(
 class BinHead:
     """A region head that computes the logits of coordinate or size bins from hidden states.
 
-    Triton kernels compute steps with few rows if they support the shape. Otherwise PyTorch computes them.
+    Triton kernels compute steps with few rows if they support the layer sizes. Otherwise PyTorch computes the logits.
 
     Args:
         head: region head module of the model.

@@ -11,8 +11,8 @@ before the previous kernel has ended (`kernels.common`). Steps with more rows us
 |---|---|---|
 | step of Moondream 2 | 0.80 ms | 0.53 ms |
 | step of Moondream 2, MLP not concurrent with attention | 0.83 ms | 0.59 ms |
-| layer with experts | 40.6 µs | 24.4 µs |
-| layer with experts, kernels of `decoder` | 44.7 µs | 38.2 µs |
+| layer of Moondream 3 (with experts) | 40.6 µs | 24.4 µs |
+| layer of Moondream 3, kernels of `decoder` | 44.7 µs | 38.2 µs |
 """
 
 from __future__ import annotations

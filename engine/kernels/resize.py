@@ -264,7 +264,7 @@ def weights_of(rows: int, columns: int, height: int, width: int, device: torch.d
 
 @functools.lru_cache(maxsize=256)
 def across_first(rows: int, columns: int, height: int, width: int) -> bool:
-    """Return whether Pillow resizes horizontally before vertically for a pair of sizes.
+    """Return whether Pillow resizes horizontally before vertically, from (rows, columns) to (height, width).
 
     The order of the passes affects rounding, and Pillow's rule differs between versions. The function therefore resizes
     a test image in Pillow and compares its first rows.

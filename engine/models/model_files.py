@@ -61,7 +61,7 @@ def find(name: str) -> Path:
 
 
 def find_refiner(name: str) -> Path:
-    """Return the path of a refiner file, which improves segmentation outlines.
+    """Return the path of the file of an outline refiner, a network that improves segmentation outlines.
 
     `name` is a path, or a Hugging Face Hub ID such as `moondream/SegHeadRefiner`. A file on the hub is downloaded on
     first use.

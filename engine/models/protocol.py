@@ -1,7 +1,7 @@
 """Interfaces between the engine and a model of any architecture. This module contains only types.
 
 For each architecture, `registry` has a loader, which reads a model folder into a `LoadedModel`. A device backend may
-have faster code for some architectures. The rest of the engine uses only these interfaces.
+have faster code for some architectures. All other modules of the engine use only these interfaces.
 """
 
 from __future__ import annotations

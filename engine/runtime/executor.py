@@ -275,7 +275,7 @@ class Executor(Generic[PreparedT]):
             raise
 
     def finalize(self, slot: int, step: Step[PreparedT]) -> None:
-        """Sample the rows that are not greedy, then queue the copy of all samples to the host.
+        """Sample the rows that need more than greedy sampling, then queue the copy of all samples to the host.
 
         If any row samples text, `Scheduler.commit` must first be called for the previous step, because its samples
         determine the allowed tokens.

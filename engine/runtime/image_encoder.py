@@ -5,7 +5,7 @@
 
 Images with a single crop are uploaded in batches (`CudaUploads`). Images with tiles are uploaded one by one
 (`TiledUploads`), in the thread that submits them. A single-crop image that arrives while the device is idle is also
-uploaded by itself.
+uploaded separately.
 """
 
 from __future__ import annotations

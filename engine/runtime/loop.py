@@ -417,7 +417,7 @@ class StepLoop(Generic[ImageT]):
             self._scheduler.commit(step, sampled)
 
     def _take_prepared(self, made: Sequence[Prepared[ImageT]], at: float) -> None:
-        """Store the prepared images of prefill windows, or end their requests with an error.
+        """Store the prepared (cropped) images of prefill windows, or end their requests with an error.
 
         Args:
             made: prefill windows with their prepared images or errors.

@@ -390,13 +390,13 @@ class SamplingInputs:
         self._scored = _PinnedBuffer(device, torch.int64, depth, n_rows, min(vocab, MAX_SCORED))
 
     def send(self, slot: int, step: Step[Any], copy: Stream, compute: Stream) -> TokenSampler | AllowedTokens | None:
-        """Upload the sampling parameters of a step, and return a sampler for the rows that are not greedy.
+        """Upload the sampling parameters of a step. Return a sampler for rows that need more than greedy sampling.
 
         The upload runs on the copy stream. The scheduler must have finalized the step and committed the previous step
         in the slot.
 
         Returns:
-            The sampler, to be used on the compute stream, or None if all rows are greedy.
+            The sampler, to be used on the compute stream, or None if greedy sampling suffices for all rows.
         """
         rows = [number for number, row in enumerate(step.sequences) if _is_special(row)]
         if not rows:

@@ -220,7 +220,7 @@ class CudaUploads:
         return StagedImage(part, (0, luma, luma + luma // 4), layout, scaling)
 
     def stage_part(self, image: YuvImage, window: Window) -> StagedImage:
-        """Return a window of a frame on the device, without copying it. The edges are rounded as in `YuvImage.part`."""
+        """Return a part of a frame on the device as a staged image, without copying. Edges are made even."""
         x, y, width, height = window.x & ~1, window.y & ~1, max(2, window.width & ~1), max(2, window.height & ~1)
         luma, u, v = image.y, image.u, image.v
         row, at = luma.stride(0), luma.data_ptr()

@@ -241,7 +241,7 @@ class SegmentOutput(OutputState):
     def next_phase(self) -> Phase | None:
         """Return the kind of value that the next step samples: x, y and size of the box, then path tokens.
 
-        x has the phase Y, because the model cannot end the answer before the box.
+        x has the phase Y instead of X_OR_EOS, because the answer cannot end before the box.
         """
         number = self._launched
         phase = super().next_phase()

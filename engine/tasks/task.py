@@ -149,7 +149,7 @@ class OutputState(ABC):
 
     @property
     def certain(self) -> Sequence[FedValue]:
-        """Decoder inputs of the next steps that do not depend on samples.
+        """Decoder inputs of later steps that are known before sampling.
 
         The prefill processes these inputs together with the prompt.
         """
@@ -187,7 +187,7 @@ class OutputState(ABC):
         return (Phase.TOKEN if phase in TEXT_PHASES else Phase.Y), sampled[0], 0.0
 
     def values(self) -> list[FedValue]:
-        """Return all decoder inputs of the answer so far, in order of generation. Needed only if `draftable`."""
+        """Return all decoder inputs of the answer so far, in order of generation. Called only if `draftable`."""
         return []
 
     def finish(self) -> None:  # noqa: B027 - most answers need no finish

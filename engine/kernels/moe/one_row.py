@@ -253,7 +253,7 @@ def row_into(
         heads: (1, heads) output.
         gelu_out: (1, outputs - heads) output after tanh-approximated GELU.
         products: float32 (heads / `shape.block_n`, 1, factors) output: partial sums of the products for the attention
-            temperature. The kernel that reads them adds them.
+            temperature. The attention kernel adds them.
         chosen: output for the logits, the chosen experts and the layer norm, if there is a router.
         shape: tile sizes.
         pdl: whether to use programmatic dependent launch, see `kernels.common`. The previous kernel may write x and

@@ -113,7 +113,7 @@ def _read(stored: StoredTensor, device: torch.device, dtype: torch.dtype, kept: 
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, copied if its address is not a multiple of 64. Alignment can change the last bit of a GEMM."""
+    """Return the tensor, copied if it is not aligned to 64 bytes. Alignment can change the last bit of a GEMM."""
     return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 
 

@@ -220,7 +220,7 @@ class MoondreamPrompts:
         return [token for ref in refs for token in (config.coord_id, config.coord_id, config.size_id)[: len(ref)]]
 
     def ref_values(self, skill: str, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
-        """Return the x and y of points, and the centres and sizes of boxes, keyed by placeholder position."""
+        """Return x and y of reference points, and centre and size of reference boxes, keyed by placeholder position."""
         numbers: list[tuple[float, ...]] = []
         for ref in refs:
             if len(ref) == 2:

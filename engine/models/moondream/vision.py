@@ -106,7 +106,7 @@ class CropReader(nn.Module):
         return ImageCrops(crops[:1] if tiling == (1, 1) else crops, tiling)
 
     def normalize(self, crops: torch.Tensor) -> torch.Tensor:
-        """Normalize crops (n, size, size, 3) uint8 and convert them to the encoder's dtype."""
+        """Convert crops (n, size, size, 3) uint8 to (n, 3, size, size) from -1 to 1, in the encoder's dtype."""
         return normalize(crops, self.pos_emb.dtype)
 
 

@@ -147,7 +147,7 @@ class DetectorTower(CropReader):
         return ImageCrops(resize(image, landscape_rows(height, width, size), size)[None], (1, 1))
 
     def normalize(self, crops: torch.Tensor) -> torch.Tensor:
-        """Normalize crops (n, rows, columns, 3) uint8.
+        """Convert crops (n, rows, columns, 3) uint8 to (n, 3, rows, columns) from -1 to 1, in the encoder's dtype.
 
         Twice as fast as `CropReader.normalize`; the last bit may differ.
         """
