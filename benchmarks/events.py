@@ -97,7 +97,7 @@ def time_events(given: dict[str, Any], *, seconds: float) -> BeginBench:
         (run,) = opened.controller.start()
         if not run.source.info.live:
             raise ConfigError(
-                f"{run.source.info.url} is not a live source; use a camera, because event latency needs capture times"
+                f"{run.source.info.url} is not a live source; use a camera, because files have no capture timestamps"
             )
         watching = threading.Thread(target=_listen, args=(client, came), name="bench client", daemon=True)
         watching.start()

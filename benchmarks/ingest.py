@@ -96,7 +96,7 @@ def time_ingest(target: str, *, seconds: float, transport: str) -> IngestBench:
     with open_once(target, "none", transport) as source:
         if not source.info.live:
             raise SourceError(
-                f"{source.info.url} is not a live source; use a camera, because frames of a file have no capture time"
+                f"{source.info.url} is not a live source; use a camera, because files have no capture timestamps"
             )
         other.start()
         try:

@@ -290,7 +290,7 @@ class Engine:
             EngineError: if the model does not support appearance vectors.
         """
         if self._loaded.look is None:
-            raise EngineError(f"{self._info.name} does not support appearance vectors of objects; use nano")
+            raise EngineError(f"{self._info.name} cannot compute appearance embeddings of objects; use the model nano")
         height, width = image.shape[:2]
         x1, y1 = (max(0, min(side - 1, int(at * side))) for at, side in zip(box[:2], (width, height), strict=True))
         x2, y2 = (math.ceil(at * side) for at, side in zip(box[2:], (width, height), strict=True))
@@ -523,7 +523,7 @@ class Engine:
         size = 0, 0
         if isinstance(image, EncodedImage):
             if tiles != 1 or windows:
-                raise ValueError("an encoded image cannot have tiles or windows; submit the original image")
+                raise ValueError("tiles and windows are not supported for an encoded image; submit the original image")
             chosen, reads, size = image.adapter_for(self._loop, chosen), image.kept, (image.width, image.height)
         elif image is None:
             if lacking := next((task.asked for task in expanded if task.needs_image), None):
@@ -581,7 +581,7 @@ class Engine:
         loaded, encoder = self._loaded, self._executor.encoder
         try:
             if loaded.load_refiner is None or not isinstance(encoder, DeepEncoder):
-                raise EngineError(f"{self._info.name} does not support a refiner; only Moondream 3 does")
+                raise EngineError(f"{self._info.name} does not support an outline refiner; use Moondream 3")
             refiner = loaded.load_refiner(find_refiner(name))
             model = loaded.model
             return RefineThread(refiner, model.vision, encoder, model.device, self._executor.fallbacks)
@@ -602,7 +602,7 @@ class Engine:
             EngineError: if this is a forked child process. The engine's threads and GPU do not work in a fork.
         """
         if os.getpid() != self._process:
-            raise EngineError("this engine was created before a fork; load an engine in the child process")
+            raise EngineError("an engine cannot be used after a fork; load a new engine in the child process")
 
 
 def _stop(loop: StepLoop[Any], refiner: RefineThread | None, callbacks: CallbackThread, process: int) -> None:

@@ -112,7 +112,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if self.depth not in (1, 2):
-            raise ValueError(f"depth must be 1 or 2; got {self.depth!r}")
+            raise ValueError(f"depth (batch steps in flight) must be 1 or 2; got {self.depth!r}")
         may_be_0 = {"adapter_slots", "drafted_tokens", "decodes_quiet", "decodes_busy", "image_draft"}
         for name, default in _WHOLE.items():
             value, lowest = getattr(self, name), 0 if name in may_be_0 else 1
@@ -131,7 +131,9 @@ class EngineConfig:
         if self.kv_dtype not in (None, "fp8"):
             raise EngineError(f"unknown kv_dtype '{self.kv_dtype}'; use fp8 or omit it")
         if self.n_pages is not None and (not isinstance(self.n_pages, int) or self.n_pages < 2):
-            raise ValueError(f"n_pages must be an integer of at least 2, or None; got {self.n_pages!r}")
+            raise ValueError(
+                f"n_pages (KV cache pages) must be an integer of at least 2, or None; got {self.n_pages!r}"
+            )
 
 
 _DEFAULTS = {name: field.default for name, field in EngineConfig.__dataclass_fields__.items()}

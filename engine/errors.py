@@ -81,7 +81,9 @@ class SupersededError(EngineError):
     """Error: while this frame was queued, a newer frame of the same stream superseded it."""
 
     def __init__(self) -> None:
-        super().__init__("a newer frame of the stream superseded this frame before processing")
+        super().__init__(
+            "this frame was dropped, because a newer frame of its stream arrived before the engine processed it"
+        )
 
 
 class EngineClosedError(EngineError):

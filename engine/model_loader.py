@@ -93,10 +93,12 @@ def open_model(
         with one_thread() if place.type == "cpu" else nullcontext():
             loaded = load_folder(folder, place, dtype, default)
     except torch.OutOfMemoryError as error:
-        raise EngineError(f"{name} does not fit in the memory of {place}") from error
+        raise EngineError(
+            f"{name} does not fit into the memory of {place}; use a smaller model or another device"
+        ) from error
     if imgsz is not None:
         if not isinstance(loaded.model.vision, SizedEncoder):
-            raise EngineError(f"{name} has a fixed image size; imgsz is supported only by nano")
+            raise EngineError(f"{name} has a fixed image size: remove imgsz, which only the model nano supports")
         loaded.model.vision.set_crop_size(imgsz)
     vocabulary = None if loaded.classes is None else Vocabulary(name, loaded.classes, loaded.synonyms)
     return loaded, ModelInfo.of(loaded, name, folder, dtype), vocabulary
@@ -168,7 +170,9 @@ def start(
         EngineError: if the device does not support the configured `kv_dtype`.
     """
     if config.kv_dtype is not None and not (model.device.type == "cuda" and supports_fp8(model.device)):
-        raise EngineError(f"kv_dtype {config.kv_dtype} needs an Ada or later GPU; omit it on {model.device}")
+        raise EngineError(
+            f"kv_dtype {config.kv_dtype} needs an NVIDIA GPU of generation Ada or later; omit it on {model.device}"
+        )
     n_pages = config.n_pages or pages_for(model, config.page_size, config.max_sequences, config.kv_dtype)
     executor: Executor[Any]
     if model.device.type == "cuda":

@@ -100,10 +100,10 @@ def open_sink(
     if separator:
         known = ", ".join(kind.schemes[0] for kind in SINKS if kind.schemes)
         raise SinkError(
-            f"{scheme.lower()}:// sinks are not supported: {redact_target(text)} must be {known}, whep:PORT, or a file"
+            f"{scheme.lower()}:// sinks are not supported ({redact_target(text)}); use {known}, whep:PORT or a file"
         )
     raise SinkError(
-        f"unknown kind of output: {redact_target(text)}; use a name ending in .mp4 or .jsonl, '-' or 'display'"
+        f"unknown output type: {redact_target(text)}; use a file name that ends in .mp4 or .jsonl, '-' or 'display'"
     )
 
 

@@ -209,10 +209,10 @@ def _open_onvif(
     chosen = [profile for profile in profiles if profile.token == device.token] if device.token else profiles
     if not chosen:
         known = ", ".join(profile.token for profile in profiles)
-        raise LiveError("not found", f"{device.host} has no profile '{device.token}'; there are {known}")
+        raise LiveError("not found", f"{device.host} has no ONVIF profile '{device.token}'; available: {known}")
     profile = largest_profile(chosen) if largest else best_profile(chosen)
     size, purpose = f"{profile.width}x{profile.height}", "recordings" if largest else "analysis"
-    log.info("%s: ONVIF profile %r (%s %s) for %s", name, profile.token, profile.codec, size, purpose)
+    log.info("stream %s: uses ONVIF profile %r (%s %s) for %s", name, profile.token, profile.codec, size, purpose)
     return _open_rtsp(device.stream(profile), closed, hwaccel, gpu, choice, loss, tls, check, taps)
 
 

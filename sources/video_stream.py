@@ -40,7 +40,9 @@ def choose_video(container: InputContainer) -> VideoStream:
     whole = [stream for stream in shown if not stream.disposition & Disposition.dependent]
     tiles = len(shown) - len(whole)
     if tiles > 1 and (not whole or container.duration is None):  # what else a photo holds is its thumbnail
-        raise NoVideoError(f"Saccade cannot combine the {tiles} tiles of this image; convert it to JPEG first")
+        raise NoVideoError(
+            f"images of several tiles are not supported ({tiles} tiles found); convert the image to JPEG first"
+        )
     usable = [stream for stream in whole or shown if stream.codec_context is not None]
     if not usable:
         raise NoVideoError("no installed decoder supports the video; convert it to H.264 first")

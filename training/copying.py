@@ -45,7 +45,9 @@ def wire(model: Moondream, words: torch.Tensor) -> None:
     assert isinstance(tower, DetectorTower)
     width, head = text.config.dim, text.config.head_dim
     if width < _CLASS + 32 or head != 64 or len(text.blocks) < 3 or len(words) > 31:
-        raise ValueError("the initial weights need a decoder width of 192, three heads of 64, and at most 31 classes")
+        raise ValueError(
+            "unsupported decoder: the initial weights need width 192, 3 heads of width 64, and at most 31 classes"
+        )
 
     for parameter in (text.wte, tower.pos_emb, tower.nothing, tower.label.weight):
         nn.init.normal_(parameter, std=0.02)

@@ -63,7 +63,7 @@ def read_classes(folder: Path) -> tuple[str, ...]:
     """
     path = folder / "classes.txt"
     if not path.is_file():
-        raise PackError(f"{folder} is not a data pack: it has no classes.txt")
+        raise PackError(f"{folder} is not a folder of training data: it has no classes.txt")
     return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
 
 
@@ -75,16 +75,16 @@ def read_labels(folder: Path, split: str) -> list[dict[str, Any]]:
     """
     path = folder / "labels.jsonl.gz"
     if not path.is_file():
-        raise PackError(f"{folder} is not a data pack: it has no labels.jsonl.gz")
+        raise PackError(f"{folder} is not a folder of training data: it has no labels.jsonl.gz")
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             records = [json.loads(line) for line in file]
         chosen = [record for record in records if record["split"] == split]
         splits = ", ".join(sorted({record["split"] for record in records}))
     except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError) as error:
-        raise PackError(f"{path} cannot be read as a file of labels: {type(error).__name__}: {error}") from error
+        raise PackError(f"{path} is not a valid file of labels: {type(error).__name__}: {error}") from error
     if not chosen:
-        raise PackError(f"{folder} has no split '{split}'; it has {splits}")
+        raise PackError(f"{folder} has no split '{split}'; available: {splits}")
     return chosen
 
 
@@ -101,7 +101,7 @@ def read_images(folder: Path, records: list[dict[str, Any]]) -> dict[str, bytes]
     for tar_name, ids in wanted.items():
         path = folder / tar_name
         if not path.is_file():
-            raise PackError(f"{folder} has no {tar_name}")
+            raise PackError(f"{folder} has no image archive {tar_name}")
         try:
             with tarfile.open(path) as tar:
                 for member in tar:

@@ -69,7 +69,7 @@ class Comparison:
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(f"{path}: not a saved comparison (invalid JSON): {error}") from None
+            raise ConfigError(f"{path}: cannot be read as the JSON file of a saved comparison: {error}") from None
 
     def median(self, side: str, figure: str) -> float:
         """Return the median of a quantity over all rounds, or NaN if the program has no such quantity."""

@@ -89,7 +89,7 @@ def _require_equal(engine: Engine, generator: Generator, image: np.ndarray, task
     ours = len(engine.submit(image, [task]).result().detections)
     if ours != theirs:
         raise RuntimeError(
-            f"the engine returned {ours} objects, the reference loop {theirs}; both must return the same number"
+            f"object counts must be equal; Saccade's engine detected {ours}, the reference implementation {theirs}"
         )
 
 

@@ -384,7 +384,7 @@ def saccade_program(engine: Engine) -> Program:
         found = [len(future.result().detections) for future in futures]
         seconds = time.perf_counter() - begun
         if found != [objects] * count:
-            raise RuntimeError(f"Saccade did not find {objects} objects in each image: {found}")
+            raise RuntimeError(f"Saccade must detect {objects} objects in each image; detected: {found}")
         return seconds
 
     return Program(answer, answer)
@@ -426,7 +426,7 @@ def load_vllm(config: Config, folder: str) -> Iterator[Program]:
         outputs = run()
         seconds = time.perf_counter() - begun
         if [len(one.outputs[0].token_ids) for one in outputs] != [3 * objects] * count:
-            raise RuntimeError(f"vLLM did not write {3 * objects} tokens for each prompt")
+            raise RuntimeError(f"vLLM must generate exactly {3 * objects} tokens for each prompt, but it did not")
         return seconds
 
     def generate(prompts: list[dict[str, Any]], objects: int) -> float:

@@ -64,7 +64,7 @@ class Sequence:
             return self.folder / "img1"
         videos = sorted(path for path in self.folder.iterdir() if path.suffix in (".mp4", ".mkv", ".avi", ".webm"))
         if not videos:
-            raise MotError(f"{self.folder}: the folder contains neither img1 nor a video; use --detections det")
+            raise MotError(f"{self.folder}: no folder img1 and no video found; use --detections det")
         return videos[0]
 
 
@@ -102,7 +102,9 @@ def read_rows(path: Path) -> Rows:
             values = [float(value) for value in line.split(",")]
             frame, track, left, top, width, height = values[:6]
         except ValueError:
-            raise MotError(f"{path}:{number}: a line must be frame,id,left,top,width,height,score,…") from None
+            raise MotError(
+                f"{path}:{number}: each line must start with six numbers: frame,id,left,top,width,height"
+            ) from None
         score, kind = (*values[6:8], *(1.0, -1.0)[max(0, len(values) - 6) :])
         rows.append((frame, track, left, top, left + width, top + height, score, kind))
     table = np.array(rows, np.float64).reshape(-1, 8)

@@ -258,7 +258,7 @@ def _cameras(soak: Soak) -> Iterator[int]:
     try:
         port = process.stdout.readline()
         if not port:
-            raise RunFailed("the process with the simulated cameras did not start")
+            raise RunFailed("the process of the simulated cameras could not be started; see its errors above")
         yield int(port)
     finally:
         process.kill()
@@ -373,7 +373,9 @@ class _Watch:
 
     def _check(self) -> None:
         if self._product.process.poll() is not None:
-            raise RunFailed(f"the measured process ended too early: {(self._folder / 'log.txt').read_text()[-2000:]}")
+            raise RunFailed(
+                f"Saccade exited before the end of the test; its log: {(self._folder / 'log.txt').read_text()[-2000:]}"
+            )
 
     def _status(self, key: str) -> float:
         text = (self._files / "status").read_text()

@@ -414,7 +414,7 @@ class PagePool:
             ValueError: if too few pages are free. In this case nothing is allocated.
         """
         if count > len(self._free):
-            raise ValueError(f"cannot allocate {count} pages; {len(self._free)} are free")
+            raise ValueError(f"cannot allocate {count} KV cache pages; only {len(self._free)} are free")
         left, holders = len(self._free) - count, self._holders
         pages = tuple(reversed(self._free[left:]))
         del self._free[left:]
@@ -429,7 +429,7 @@ class PagePool:
             ValueError: if a page is free.
         """
         if any(not self._holders[page] for page in pages):
-            raise ValueError("a free page cannot be shared")
+            raise ValueError("a KV cache page cannot be shared before it is allocated")
         for page in pages:
             self._holders[page] += 1
 
@@ -443,7 +443,7 @@ class PagePool:
         for page in pages:
             left = holders[page] - 1
             if left < 0:
-                raise ValueError(f"page {page} is already free")
+                raise ValueError(f"KV cache page {page} is already free")
             holders[page] = left
             if not left:
                 free.append(page)
@@ -484,7 +484,7 @@ class AdapterSlots:
         if adapter is None:
             return
         if self._holders[slot] and (held := self._resident[slot]()) is not adapter:
-            raise ValueError(f"adapter slot {slot} is in use by '{held.name if held else 'another'}'")
+            raise ValueError(f"adapter slot {slot} is in use by adapter '{held.name if held else 'unknown'}'")
         self._resident[slot] = weakref.ref(adapter)
         self._holders[slot] += 1
 

@@ -529,7 +529,7 @@ class RequestMaker(Generic[ImageT]):
     def _prompt(self, task: Task) -> tuple[int, ...]:
         ids = tuple(task.prompt(self.prompts))
         if not ids:
-            raise PromptError(f"'{shorten(task.asked)}' is not a valid prompt: it has no tokens")
+            raise PromptError(f"the prompt '{shorten(task.asked)}' is invalid: it contains no tokens")
         self._check_tokens(ids, task)
         return ids
 
@@ -539,7 +539,7 @@ class RequestMaker(Generic[ImageT]):
         On a GPU, an invalid ID would make the CUDA context unusable.
         """
         if any(not 0 <= token < self.limits.vocab_size for token in ids):
-            raise PromptError(f"the model has no token for a part of '{shorten(task.asked)}'")
+            raise PromptError(f"the model has no token for some characters of the prompt '{shorten(task.asked)}'")
 
     def _sequence(self, request: Request[ImageT], number: int) -> Sequence[ImageT]:
         limits, prompts, task = self.limits, self.prompts, request.tasks[number]

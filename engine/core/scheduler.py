@@ -497,7 +497,7 @@ class StepSlots:
 
     def __init__(self, depth: int) -> None:
         if depth not in (1, 2):
-            raise ValueError(f"depth must be 1 or 2; got {depth}")
+            raise ValueError(f"depth (batch steps in flight) must be 1 or 2; got {depth}")
         self._states = [SlotState.FREE] * depth
         self._in_flight: deque[int] = deque()
         self._next = 0
@@ -553,7 +553,7 @@ class StepSlots:
             RuntimeError: if the slot is not finalized, or if an older slot is not yet committed.
         """
         if not self._in_flight or self._in_flight[0] != slot:
-            raise RuntimeError(f"step slot {slot} cannot be committed: it is not the oldest")
+            raise RuntimeError(f"step slot {slot} cannot be committed: it is not the oldest step in flight")
         self._move(slot, SlotState.FINALIZED, SlotState.FREE)
         self._in_flight.popleft()
 
@@ -564,12 +564,14 @@ class StepSlots:
             RuntimeError: if the slot is not in state launched, or if a newer slot is in use.
         """
         if not self._in_flight or self._in_flight[-1] != slot:
-            raise RuntimeError(f"step slot {slot} cannot be aborted: it is not the newest")
+            raise RuntimeError(f"step slot {slot} cannot be aborted: it is not the newest step in flight")
         self._move(slot, SlotState.LAUNCHED, SlotState.FREE)
         self._in_flight.pop()
         self._next = slot
 
     def _move(self, slot: int, old: SlotState, new: SlotState) -> None:
         if self._states[slot] is not old:
-            raise RuntimeError(f"step slot {slot} must be {old.value}; it is {self._states[slot].value}")
+            raise RuntimeError(
+                f"step slot {slot} must be in state {old.value}; it is in state {self._states[slot].value}"
+            )
         self._states[slot] = new

@@ -75,7 +75,7 @@ def check(
         _read_as_made(loaded.model.region, folder / "checks.json")
         cases = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
         if not cases:
-            raise ModelFilesError(f"{folder / 'cases.json'} contains no cases")
+            raise ModelFilesError(f"{folder / 'cases.json'} contains no test cases")
         exact, compared = loaded.model.dtype == torch.float32, []
         if "calls" not in cases[0]:
             arrays = load_file(folder / "arrays.safetensors")

@@ -102,7 +102,7 @@ def decoded(held: Mapping[str, StoredTensor], path: Path) -> dict[str, StoredTen
     older = next((name for name in held if name.startswith(_OLDER)), None)
     if older is not None and not any(name.startswith("text.") for name in held):
         raise CheckpointError(
-            f"{path}: these weights are older than 2025 ('{older}') and have an unsupported architecture; "
+            f"{path}: tensor '{older}' belongs to an architecture from before 2025, which is not supported; "
             "use a newer revision, such as vikhyatk/moondream2@2025-06-21"
         )
     if ignored := [name for name in held if _BUFFERS.fullmatch(name)]:
@@ -119,9 +119,9 @@ def _files(folder: Path) -> tuple[Path, list[Path]]:
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         if not all(Path(name).name == name for name in names):
-            raise ValueError("a shard is outside the model folder")
+            raise ValueError("a shard name contains a folder")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index}: invalid index of shards ({error})") from error
+        raise CheckpointError(f"{index}: invalid index of weight files ({error})") from error
     return index, [folder / name for name in names]
 
 
@@ -148,7 +148,9 @@ def _unpacked(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTens
         rows, count = bias.shape[0], 2 * packed.shape[0] * _GROUP
         fits = packed.shape[1:] == (_GROUP,) and count % rows == 0 and scale.shape == zero.shape
         if not fits or scale.shape != (count // _GROUP, 1):
-            raise CheckpointError(f"{path}: 4-bit tensor '{weight}' does not have groups of {_GROUP} weights")
+            raise CheckpointError(
+                f"{path}: 4-bit tensor '{weight}' must have one scale and zero_point for each {_GROUP} weights"
+            )
         shape = (rows, count // rows)
         held[weight] = StoredTensor(shape, partial(_dequantized, packed, scale, zero, shape))
     return held

@@ -69,12 +69,12 @@ def load_adapter(name: str, path: Path, text: AnyDecoder, max_rank: int) -> Adap
         block, where = text.blocks[layer], f"{file}: text.blocks.{layer}.{part}"
         assert isinstance(block, Block)
         if len(pair) < 2:
-            raise AdapterError(f"{where} has no {'B' if 'A' in pair else 'A'}")
+            raise AdapterError(f"{where}: LoRA matrix {'B' if 'A' in pair else 'A'} is missing")
         a, b = pair["A"], pair["B"]
         rank = a.shape[-2] if a.ndim > 1 else 0
         ours_a, ours_b = _shapes(block, part, rank, where, a.ndim)
         if a.shape != ours_a or b.shape != ours_b:
-            wanted = f"A is {_named(ours_a, -2)} and B {_named(ours_b, -1)}"
+            wanted = f"LoRA matrices A and B must have shapes {_named(ours_a, -2)} and {_named(ours_b, -1)}"
             raise AdapterError(f"{where}: {wanted}; got {tuple(a.shape)} and {tuple(b.shape)}")
         whole = rank * block.mlp.config.experts_per_token if a.ndim == 3 and isinstance(block.mlp, Experts) else rank
         if whole > max_rank:
@@ -156,7 +156,7 @@ def _shapes(block: Block, part: str, rank: int, where: str, dimensions: int) -> 
         return (rank, base.in_features), (base.out_features, rank)
     if dimensions != 3:
         raise AdapterError(
-            f"{where}: this layer is a mixture of experts and needs one matrix per expert, with 3 dimensions"
+            f"{where}: LoRA matrices of a mixture-of-experts layer must have 3 dimensions, the first over the experts"
         )
     weight = experts.get_submodule(part.removeprefix("mlp.")).weight
     assert isinstance(weight, torch.Tensor)

@@ -93,7 +93,7 @@ def read_synonyms(folder: Path) -> dict[str, list[str]]:
         return {str(phrase): [str(name) for name in names] for phrase, names in values.items()}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ModelFilesError(
-            f"{path}: expected a JSON object of phrases with lists of class names ({error})"
+            f"{path}: expected a JSON object that maps phrases to lists of class names ({error})"
         ) from error
 
 
@@ -142,7 +142,7 @@ def _download(name: str) -> Path:
     try:
         return Path(snapshot_download(repository, revision=revision or None, allow_patterns=_HUB_FILES))
     except Exception as error:  # the hub client raises many types of errors
-        message = f"no folder '{name}', and the hub has no such model within reach ({_reason(error)})"
+        message = f"model '{name}' is not a folder, and cannot be downloaded from the hub ({_reason(error)})"
         raise UnknownModelError(message) from error
 
 

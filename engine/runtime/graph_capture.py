@@ -78,10 +78,10 @@ class Graphs:
             reason = reason_of(error)
             if lacks_memory(error):
                 self._graphs[key] = None
-                reason = f"as there was no memory to capture it: {reason}"
+                reason = f"because its capture ran out of memory: {reason}"
             else:
                 self._retries[key] = wait, 2 * wait
-                reason = f"as the capture failed: {reason}"
+                reason = f"because its capture failed: {reason}"
             if key in self._graphs or wait >= _TOLD_AT:
                 self._fallbacks.note(f"some steps take longer without a CUDA graph, {reason}")
             self._memory = torch.cuda.graph_pool_handle()  # torch may believe that the old pool is still being captured
@@ -147,10 +147,10 @@ class GraphsByKind(Generic[K]):
                 # Torch may believe that the old pool is still being captured.
                 self._memory = torch.cuda.graph_pool_handle()
                 if lacks_memory(error):
-                    log.warning("%s runs without a CUDA graph: %s", name, failure)
+                    log.warning("%s runs without a CUDA graph, which is slower: %s", name, failure)
                     break
         else:
-            log.warning("%s runs without a CUDA graph: %s", name, failure)
+            log.warning("%s runs without a CUDA graph, which is slower: %s", name, failure)
         self._graphs[kind] = graphs
         return graphs
 

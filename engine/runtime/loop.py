@@ -426,7 +426,7 @@ class StepLoop(Generic[ImageT]):
         for window, image, error in made:
             self._lead.prepared(at - window.admitted_at)
             if error is not None or image is None:
-                self._scheduler.cancel(window.request, error or EngineError("no image was made"))
+                self._scheduler.cancel(window.request, error or EngineError("the image could not be prepared"))
             else:
                 self._scheduler.prepared(window, image)
 

@@ -109,7 +109,7 @@ class Segment(Task):
         sampling = Sampling(self.temperature, self.top_p, seed)
         tokens = prompts.path_tokens
         if not tokens.numbers or "M" not in tokens.commands.values():
-            raise PromptError("this model's tokenizer has no tokens for outlines")
+            raise PromptError("this model cannot segment: its tokenizer has no tokens for SVG paths")
         return SegmentOutput(tokens, self.max_tokens, max_steps, self.grammar, sampling, on_text)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:

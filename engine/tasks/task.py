@@ -250,7 +250,9 @@ class Window:
 
     def __post_init__(self) -> None:
         if min(self.x, self.y) < 0 or min(self.width, self.height) < 1:
-            raise ValueError(f"a window must start at 0 or more and have at least 1 pixel; got {self}")
+            raise ValueError(
+                f"a window needs x and y of at least 0, and width and height of at least 1 pixel; got {self}"
+            )
 
     @property
     def pixels(self) -> int:

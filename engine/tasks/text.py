@@ -141,7 +141,7 @@ class Query(TextTask):
         reasoning = "reasoning" in options
         lists = [inside for inside in options if inside != "reasoning"]
         if len(lists) > 1 or len(options) - len(lists) > 1:
-            raise ValueError(f"give one list of choices, such as [yes|no], at the end of '{text}'")
+            raise ValueError(f"the question '{text}' can end with only one list of choices, such as [yes|no]")
         choices = tuple(choice.strip() for choice in lists[0].split("|")) if lists else ()
         return cls(question, choices=choices, reasoning=reasoning)
 
@@ -205,7 +205,9 @@ class Query(TextTask):
             for choice in self.choices:
                 ids = tuple(prompts.ids(spell(choice)))
                 if not ids or prompts.eos_id in ids:
-                    raise PromptError(f"'{shorten(choice)}' cannot be a choice: it contains the end token")
+                    raise PromptError(
+                        f"'{shorten(choice)}' cannot be a choice: it is empty or contains the model's end-of-text token"
+                    )
                 options.setdefault(ids, choice)
         return options
 

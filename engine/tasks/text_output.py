@@ -169,7 +169,7 @@ class ChoiceOutput(_TreeWalk):
         self._options, self._on_finish = options, on_finish
         self._tree = _inner_nodes(options)
         if any(len(node.children) > MAX_SCORED for node in self._tree):
-            raise ValueError(f"at most {MAX_SCORED} choices may start with the same tokens")
+            raise ValueError(f"at most {MAX_SCORED} choices can start with the same tokens; give fewer choices")
         super().__init__(self._tree, sampling)
         if max(map(len, options)) > max_steps:
             self.steps = 0

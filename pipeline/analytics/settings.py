@@ -22,17 +22,17 @@ def _points(value: object) -> object:
         try:
             value = [float(number) for number in value.split(",")]
         except ValueError:
-            raise ValueError("should be numbers separated by commas, such as .1,.2,.5,.2,.5,.9") from None
+            raise ValueError("should be coordinates separated by commas, such as .1,.2,.5,.2,.5,.9") from None
     if isinstance(value, list | tuple) and value and all(isinstance(one, int | float) for one in value):
         if len(value) % 2:
-            raise ValueError(f"should be pairs of x and y, got {len(value)} numbers")
+            raise ValueError(f"should be pairs of x and y coordinates, got an odd number of values ({len(value)})")
         return list(zip(value[::2], value[1::2], strict=True))
     return value
 
 
 def _inside_the_image(points: list[Point]) -> list[Point]:
     if not all(math.isfinite(one) and 0 <= one <= 1 for point in points for one in point):
-        raise ValueError("should be fractions of the image's width and height, from 0 to 1")
+        raise ValueError("should be coordinates as fractions of the image's width and height, from 0 to 1")
     return points
 
 
@@ -54,7 +54,7 @@ def _side(box: list[Point]) -> float:
 
 def _polygon(points: list[Point]) -> list[Point]:
     if len(points) < 3 or area(points) <= 0:
-        raise ValueError("should have at least three corners that are not on one line")
+        raise ValueError("should be a polygon with at least three corners that are not on one line")
     return points
 
 
@@ -90,7 +90,7 @@ class SizeSettings(NullIsUnset):
     @classmethod
     def _higher(cls, value: list[Point], info: Any) -> list[Point]:
         if "near" in info.data and value[1][1] >= info.data["near"][1][1]:
-            raise ValueError("should have its lower edge above the lower edge of the box `near`")
+            raise ValueError("should be a box whose lower edge is above the lower edge of the box `near`")
         return value
 
     def fits(self, box: tuple[float, float, float, float]) -> bool:

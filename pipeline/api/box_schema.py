@@ -68,11 +68,15 @@ class BoxSchema:
             elif (write := _place(name, properties, described)) is not None:
                 fields[name] = write
             elif name in items.get("required", ()):
-                raise ValueError(f"property '{name[:80]}' is not supported: use a label, a score and a box")
+                raise ValueError(
+                    f"the schema's property '{name[:80]}' is not supported: use a label, a score and a box"
+                )
         places = properties.keys() - {*_LABELS, *_SCORES}
         points = bool(places & {"x", "y", "point", "point_2d"})
         if not places & fields.keys():
-            raise ValueError("the schema has no position: add bbox, x_min with y_min, x_max and y_max, or point")
+            raise ValueError(
+                "the schema needs the position of an object: add bbox, or x_min, y_min, x_max and y_max, or point"
+            )
         return cls(labels, points, key, fields)
 
     def answer(self, result: Result) -> Any:

@@ -71,7 +71,7 @@ class Stored:
     def missing(self, what: str) -> HttpError:
         """Return the HTTP error for a missing event or file: 503 if a machine is unreachable, otherwise 404."""
         if names := self.away.get("away"):
-            return HttpError(503, f"no reachable machine has the event; unreachable: {', '.join(names)}")
+            return HttpError(503, f"no reachable machine stores this event; unreachable: {', '.join(names)}")
         return HttpError(404, what)
 
 
@@ -140,7 +140,9 @@ class Filters(BaseModel):
     rule: str | None = None
     label: str | None = None
     zone: str | None = None
-    since: str | None = Field(None, description="lowest start time: a Unix time, or an age such as 2h")
+    since: str | None = Field(
+        None, description="lowest start time: a Unix time in seconds, or a duration before now such as 2h"
+    )
     q: str = Field("", description="words in labels, answers and attributes; in a search, the text to search for")
     limit: str = Field("50", description="maximum number of events per page, up to 500")
     after: str | None = Field(None, description="value of `after` in the previous page")
@@ -170,7 +172,7 @@ async def search(request: Request, filters: Asked, events: Events) -> Response:
     given = _given(request)
     text = given.pop("q", "")
     if events.search is None:
-        raise HttpError(409, "this Saccade has no model for searches")
+        raise HttpError(409, "this Saccade runs without a model, so searches are not possible")
     query = _query_of(given)
     if not events.searching.acquire(blocking=False):
         raise HttpError(503, "another search is running; try again")
@@ -272,7 +274,7 @@ async def history(name: str, events: Events, since: str = "0") -> History:
 async def _media(id: str, kind: str, request: Request, events: Events) -> Response:
     path = await asyncio.to_thread(events.store.media, id, kind)
     if path is None:
-        raise events.missing(f"event '{id[:80]}' has no {kind}, or it is not complete yet")
+        raise events.missing(f"event '{id[:80]}' has no {kind}, or the {kind} is still being recorded")
     if isinstance(path, Address):
         forwarder: Forwarder = request.app.state.parts[Forwarder]
         return await forwarder.ask(request, path, f"/media/{quote(id, safe='')}/{kind}")

@@ -73,8 +73,8 @@ class Recording(BaseModel):
 class Between(BaseModel):
     """The start and end of the requested time range."""
 
-    since: str = Field("1d", alias="from", description="a Unix time in seconds, or an age such as 2h")
-    until: str = Field("0s", alias="to", description="a Unix time in seconds, or an age such as 2h")
+    since: str = Field("1d", alias="from", description="a Unix time in seconds, or a duration before now such as 2h")
+    until: str = Field("0s", alias="to", description="a Unix time in seconds, or a duration before now such as 2h")
     parts: bool = False
     token: str | None = Field(None, description="token, instead of the Authorization header")
 
@@ -161,9 +161,11 @@ def _times(asked: Between) -> tuple[float, float]:
     try:
         since, until = time_of_text(asked.since), time_of_text(asked.until)
     except ValueError:
-        raise HttpError(422, "from and to should be Unix times in seconds, or ages such as 2h") from None
+        raise HttpError(
+            422, "from and to should be Unix times in seconds, or durations before now such as 2h"
+        ) from None
     if not 0 < until - since <= _LONGEST_S:
-        raise HttpError(422, "from should be before to, by at most 31 days")
+        raise HttpError(422, "from should be earlier than to, by at most 31 days")
     return since, until
 
 

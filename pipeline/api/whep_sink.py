@@ -124,7 +124,9 @@ def open_whep(target: str, hints: SourceHints | None = None) -> ViewerSink:
     cert, key, ice = options.text("cert"), options.text("key"), tuple(options.texts("ice"))
     options.reject_unknown()
     if address.user is not None or address.path:
-        raise SinkError(f"{address.shown}: only host, port and options such as ?token=… are allowed")
+        raise SinkError(
+            f"{address.shown}: a user name and a path are not allowed; use only host, port and options such as ?token=…"
+        )
     try:
         token, tls = find_token(given or None, token_file or None, address.host), optional_context(cert, key)
     except ValueError as error:

@@ -94,7 +94,7 @@ async def heatmap(name: str, here: Annotated[Here, the(Here)]) -> Response:
     except StreamError as error:
         raise HttpError(404, str(error)) from None
     if stage is None:
-        raise HttpError(409, "this stream does not support zones")
+        raise HttpError(409, f"stream '{name}' was opened without the stage that counts objects in zones and at lines")
     heat = stage.heat
 
     def draw() -> bytes:

@@ -37,7 +37,7 @@ def parse_counts(text: str, flag: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"[1-9]\d?", part) and int(part) <= MAX_COUNT for part in parts):
         raise ConfigError(
-            f"{flag}: should be numbers from 1 to {MAX_COUNT} separated by commas, such as 1,8,32, got {text!r}"
+            f"{flag}: should be whole numbers from 1 to {MAX_COUNT} separated by commas, such as 1,8,32, got {text!r}"
         )
     return [int(part) for part in parts]
 
@@ -63,7 +63,7 @@ def parse_range(text: str, flag: str) -> tuple[float, float]:
     match = re.fullmatch(r"(\d{1,4}(?:\.\d+)?)(?:-(\d{1,4}(?:\.\d+)?))?", text.strip())
     low, high = (float(match[1]), float(match[2] or match[1])) if match else (0.0, 0.0)
     if not 0 < low <= high <= 1000:
-        raise ConfigError(f"{flag}: should be two rates from 0 to 1000, such as 5-30, got {text!r}")
+        raise ConfigError(f"{flag}: should be a rate or a range of rates up to 1000, such as 15 or 5-30, got {text!r}")
     return low, high
 
 

@@ -337,7 +337,7 @@ def wait_for_rest(engine: Engine) -> None:
     latest = time.monotonic() + _LONG_S
     while engine.counters()["batch_slots_used"]:
         if time.monotonic() > latest:
-            raise TimeoutError("the engine does not become idle")
+            raise TimeoutError(f"the engine did not become idle within {_LONG_S:g} s")
         time.sleep(0.001)
 
 

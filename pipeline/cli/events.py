@@ -81,7 +81,11 @@ def search(
     given: Settings,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="Text to search for, such as 'red truck'.")],
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Start of the search: an age such as 1d or 2h, or a Unix time.")
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Start of the search: a duration before now such as 1d or 2h, or a Unix time in seconds.",
+        ),
     ] = None,
     stream: Annotated[str | None, typer.Option(metavar="NAME", help="Only events of this stream.")] = None,
     rule: Annotated[str | None, typer.Option(metavar="NAME", help="Only events of this rule.")] = None,

@@ -56,7 +56,7 @@ class Dependency:
             return "version unknown"
         importlib.import_module(_module_of(found, name))
         if not self.requirement.specifier.contains(found.version, prereleases=True):
-            raise RuntimeError(f"version {found.version} is installed, but {self.requirement.specifier} is required")
+            raise RuntimeError(f"{name} {found.version} is installed, but {self.requirement.specifier} is required")
         return found.version + ("" if canonicalize_name(found.name) == canonicalize_name(name) else f" ({found.name})")
 
     @property

@@ -133,7 +133,7 @@ def _as_list(text: str, given: RunConfig) -> str:
 def _required(text: str, at: At) -> Any:
     node = node_at(root_of(text), at)
     if node is None:
-        raise TypeError("the YAML text has no value at this path")
+        raise TypeError(f"the YAML text has no value at path {list(at)}")
     return node
 
 

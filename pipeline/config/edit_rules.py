@@ -46,14 +46,14 @@ def with_rules(text: str, at: At, rules: Sequence[RuleSettings]) -> str:
     listed = (*at, "rules")
     place = node_at(root_of(text), at)
     if not isinstance(place, yaml.MappingNode):
-        raise TypeError("the YAML text has no mapping at this path")
+        raise TypeError(f"the YAML text has no mapping at path {list(at)}")
     node = next((value for key, value in place.value if key.value == "rules"), None)
     if isinstance(node, yaml.SequenceNode) and not node.flow_style and rules:
         changed = _edited(text, listed, _RULES.validate_python(value_of(node)), rules)
     else:
         changed = with_key(text, at, "rules", [values_of_rule(rule) for rule in rules])
     if _RULES.validate_python(value_of(_required(changed, listed))) != list(rules):
-        raise ValueError("the saved rules would differ from the requested rules")
+        raise ValueError("the rules in the changed YAML text differ from the requested rules")
     return changed
 
 

@@ -121,7 +121,7 @@ def without_item(text: str, at: At, number: int) -> str:
     """
     node = node_at(root_of(text), at)
     if not isinstance(node, yaml.SequenceNode):
-        raise TypeError("the YAML text has no list at this path")
+        raise TypeError(f"the YAML text has no list at path {list(at)}")
     items = node.value
     if len(items) == 1:
         return with_key(text, at[:-1], str(at[-1]), [])
@@ -141,7 +141,7 @@ def _before(text: str, node: yaml.SequenceNode, number: int) -> int:
 def _mapping_at(text: str, at: At) -> yaml.MappingNode:
     node = node_at(root_of(text), at)
     if not isinstance(node, yaml.MappingNode):
-        raise TypeError("the YAML text has no mapping at this path")
+        raise TypeError(f"the YAML text has no mapping at path {list(at)}")
     return node
 
 
@@ -220,7 +220,7 @@ def node_at(node: yaml.Node | None, at: At) -> yaml.Node | None:
         elif isinstance(node, yaml.MappingNode):
             node = {key.value: value for key, value in node.value}[step]
         else:
-            raise TypeError("the YAML text has no value at this path")
+            raise TypeError(f"the YAML text has no value at path {list(at)}")
     return node
 
 

@@ -400,7 +400,7 @@ class Local:
         """
         stage = analyze_stage(self.streams.get(name).stages)
         if stage is None:
-            raise StreamError("this stream does not support zones and lines")
+            raise StreamError(f"stream '{name}' was opened without the stage that counts objects in zones and at lines")
         return stage.totals(), list(stage.minutes(since))
 
     def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
@@ -484,7 +484,7 @@ class Local:
                 continue
             if owner in going or (target.replaces and path.exists() and path.stat().st_size):
                 raise ConfigError(
-                    f"{target.flag}: {path} already contains results of {owner}; choose another name for the new stream"
+                    f"{target.flag}: {path} already contains results of {owner}; choose another file or stream name"
                 )
 
     def _note(self, name: str, targets: Sequence[Target]) -> None:

@@ -504,7 +504,7 @@ class RayWorkers:
                 self._take_ready(worker, taken(answer))
                 reason = self._take_messages(worker)
             except ray.exceptions.GetTimeoutError:
-                reason = "it has not answered"
+                reason = "it did not respond"
                 self._kill(worker)
             except ray.exceptions.RayActorError:
                 if worker.ready is None:  # permanently, for example because its machine is gone; a new actor is created
@@ -837,4 +837,4 @@ def _no_stream(name: str) -> StreamError:
 
 
 def _no_wishes(name: str, values: Mapping[str, Any]) -> ListedStream:
-    raise StreamError("this run does not support changing streams")
+    raise StreamError("streams of this run cannot be changed")

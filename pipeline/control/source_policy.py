@@ -149,7 +149,7 @@ def _host(source: str) -> str:
             return "0.0.0.0"
         if _HOST.fullmatch(host):
             return host
-    raise SourceError("the source address has no valid host")
+    raise SourceError("the host in the source address is missing or invalid")
 
 
 def _listens(source: str) -> bool:

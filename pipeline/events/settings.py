@@ -35,7 +35,7 @@ class Threshold(NullIsUnset):
     @classmethod
     def _below_on(cls, value: float, info: Any) -> float:
         if value > info.data.get("on", 1.0):
-            raise ValueError(f"should be at most the value of `on`, {info.data['on']:g}")
+            raise ValueError(f"should be at most the value of `on`, which is {info.data['on']:g}")
         return value
 
 
@@ -261,7 +261,7 @@ def check_places(rules: list[RuleSettings], regions: Regions) -> None:
         kind: Literal["line", "zone"] = "line" if condition.kind == "crosses" else "zone"
         known = regions.lines if kind == "line" else regions.zones
         if kind == "zone" and condition.place in known and regions.zones[condition.place].exclude:
-            message = f"rule '{rule.name}': zone '{condition.place}' excludes objects, so none is ever in it"
+            message = f"rule '{rule.name}': zone '{condition.place}' excludes objects, so the rule can never match"
             raise PlacedError(message, condition.place_at, ("rules", number, "when"))
         if condition.place not in known:
             names = ", ".join(known) or "none"

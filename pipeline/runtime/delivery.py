@@ -168,7 +168,7 @@ class _Outbox:
         except QueueClosed:
             pass  # the run has ended
         except ReaderGoneError as error:
-            log.info("stream %s: an output has ended: %s", run.name, error)
+            log.info("stream %s: an output no longer receives results: %s", run.name, error)
             if not run.any_sink_works:
                 run.stop()
         except SinkClosedError:

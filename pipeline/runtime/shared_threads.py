@@ -104,7 +104,7 @@ class SharedThreads:
             try:
                 task.work()
             except Exception:
-                log.exception("%s: a task failed", self._name)
+                log.exception("thread pool %s: a task failed", self._name)
             with self._changed:
                 self._busy -= 1
                 task.running = False

@@ -76,7 +76,7 @@ class HttpAuth:
 
 def unauthorized() -> HttpError:
     """Return the HTTP error 401 for a request without a valid token."""
-    return HttpError(401, "a bearer token is needed, and this is not it", {"WWW-Authenticate": "Bearer"})
+    return HttpError(401, "a valid bearer token is required", {"WWW-Authenticate": "Bearer"})
 
 
 def is_address_or_localhost(host: str) -> bool:

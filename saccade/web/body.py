@@ -44,7 +44,7 @@ async def read_bytes(request: Request, limit: int, what: str) -> bytes:
         HttpError: 413 if the body is too long, 408 if it is incomplete after 5 s, 400 if the client disconnects or
             uses an unsupported compression.
     """
-    too_much = HttpError(413, f"{what} has at most {limit} bytes")
+    too_much = HttpError(413, f"{what} is too large: at most {limit} bytes are allowed")
     if int(request.headers.get("Content-Length", 0)) > limit:  # a number, as h11 has checked
         raise too_much
     body = bytearray()

@@ -31,7 +31,11 @@ def server_context(cert: str, key: str | None = None) -> ssl.SSLContext:
     try:
         context.load_cert_chain(cert, key or None, password="")  # which also prevents a prompt on the terminal
     except OSError as error:  # SSLError is one
-        why = "it does not match its key, or is none" if isinstance(error, ssl.SSLError) else error.strerror
+        why = (
+            "the file is not a PEM certificate, or does not match its key"
+            if isinstance(error, ssl.SSLError)
+            else error.strerror
+        )
         raise ValueError(f"cannot read the certificate {cert}: {why}") from None
     return context
 
@@ -43,7 +47,7 @@ def optional_context(cert: str | None, key: str | None) -> ssl.SSLContext | None
         ValueError: see `server_context`; also if a key is set without a certificate.
     """
     if key and not cert:
-        raise ValueError("a key needs a certificate: set cert too")
+        raise ValueError("a TLS key is set without a certificate: set the certificate too")
     return server_context(cert, key) if cert else None
 
 

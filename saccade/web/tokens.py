@@ -43,7 +43,7 @@ def read_token(path: str) -> str:
     except OSError as error:
         raise ValueError(f"cannot read the token in {path}: {error.strerror}") from None
     if not token or any(character.isspace() for character in token):
-        raise ValueError(f"{path} must contain only a token")
+        raise ValueError(f"{path} must contain one token, without spaces, as UTF-8 text")
     return token
 
 

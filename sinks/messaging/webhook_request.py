@@ -84,7 +84,7 @@ def _key(options: Options, shown: str) -> bytes | None:
         try:
             secret = Path(file).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
+            why = error.strerror if isinstance(error, OSError) else "not valid UTF-8; save the file as UTF-8 text"
             raise SinkError(f"{shown}: cannot read secret_file {file}: {why}") from None
         if not secret:
             raise SinkError(f"{shown}: secret_file {file} is empty")

@@ -171,7 +171,7 @@ class Archive:
             self._read_heads()
             if (path := self.root / name) in self._known:
                 return path
-        raise ArchiveError("there is no such file", missing=True)
+        raise ArchiveError(f"the recording has no file '{name[:80]}'", missing=True)
 
     def spans(self, since: float, until: float) -> list[Span]:
         """Return the recorded time ranges between two Unix times in seconds. Ranges are separated by gaps."""
@@ -212,7 +212,7 @@ class Archive:
         """
         files = self.files(since, until)
         if not files:
-            raise ArchiveError("nothing was recorded at that time", missing=True)
+            raise ArchiveError("nothing was recorded in the requested time range", missing=True)
         size = sum(part.size for one in files for part in one.fragments)
         if size > MOST_BYTES:
             raise ArchiveError(
@@ -239,7 +239,7 @@ class Archive:
         """
         files = self.files(since, until)
         if not files:
-            raise ArchiveError("nothing was recorded at that time", missing=True)
+            raise ArchiveError("nothing was recorded in the requested time range", missing=True)
         lines, longest = [], _SEGMENT_S
         for number, one in enumerate(files):
             address = url(str(one.path.relative_to(self.root)))

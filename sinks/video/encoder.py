@@ -174,7 +174,7 @@ def try_encoder(name: str) -> None:
     frame = av.VideoFrame.from_ndarray(np.zeros((360, 320), np.uint8), format="yuv420p")
     frame.pts, frame.time_base = 0, TIME_BASE
     if not [*context.encode(frame), *context.encode(None)]:
-        raise ValueError("the encoder returned no packet for an image")
+        raise ValueError(f"the encoder {name} returned no packet for a test image")
 
 
 # ---- for files

@@ -89,7 +89,7 @@ def head_of(
     with av.open(io.BytesIO(first), format=codec) as shown, av.open(written, "w", format="mp4", options=options) as out:
         template = shown.streams.video[0]
         if not template.width:
-            raise ValueError("the video has no parameter sets")
+            raise ValueError(f"the {codec} packet contains no parameter sets (SPS and PPS)")
         stream = out.add_stream_from_template(template)
         stream.time_base = Fraction(1, VIDEO_SCALE)
         stream.codec_context.codec_tag = "avc1" if codec == "h264" else "hvc1"  # Safari plays no `hev1`

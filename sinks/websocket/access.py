@@ -99,7 +99,7 @@ class FeedTarget:
         """
         path, _, query = request.partition("?")
         if path != self.path:
-            raise RefusedError(HTTPStatus.NOT_FOUND, "there is no feed at this path")
+            raise RefusedError(HTTPStatus.NOT_FOUND, "the WebSocket server has no feed at this path")
         if not all({origin, "*"} & self.origins or _is_local_page(origin) for origin in origins):
             raise RefusedError(HTTPStatus.FORBIDDEN, "pages of this origin may not connect; list it as &origin=…")
         if self.token is not None and not any(

@@ -47,7 +47,7 @@ class Decoder:
         with primary_context(gpu if handle else None):
             context = av.CodecContext.create(codec, "r", hwaccel=handle)
         if not isinstance(context, VideoCodecContext):
-            raise ValueError(f"{codec} is not a video codec")
+            raise ValueError(f"{codec} is not a known video codec")
         if parameter_sets:
             context.extradata = parameter_sets
         set_live(context)

@@ -94,7 +94,7 @@ class FfmpegInput:
             return cls(f"{scheme}://{rest}", protocols=scheme)
         host, port = host_and_port(url)
         if not host:
-            raise SourceError(f"{redact(url)} is not an address such as rtmp://host/application/stream")
+            raise SourceError(f"{redact(url)} is not a valid RTMP address; write rtmp://host/application/stream")
         place = urlsplit(url).netloc.rpartition("@")[2]
         # The address sent to the server, which may select the application by it.
         options = {**_PROBE, "rtmp_tcurl": f"{scheme}://{place}/{_rtmp_application(url)}"}

@@ -70,9 +70,9 @@ class CameraSignals:
             except SourceError as error:
                 if str(error) != told and not self._closed.is_set():
                     told = str(error)
-                    log.warning("%s: no events from the camera: %s", self._name, error)
+                    log.warning("stream %s: cannot receive events from the camera: %s", self._name, error)
             except Exception:  # a bug must not end the process silently
-                log.exception("%s: no events from the camera", self._name)
+                log.exception("stream %s: cannot receive events from the camera", self._name)
             with self._lock:
                 self._known = False
                 self._on, self._off_at = set(), {}
@@ -90,7 +90,7 @@ class CameraSignals:
                 reply = await service.PullMessages({"MessageLimit": 100, "Timeout": timedelta(seconds=_PULL_S)})
                 with self._lock:
                     if not self._known:
-                        log.info("%s: receives events of the camera", self._name)
+                        log.info("stream %s: receiving events from the camera", self._name)
                     self._known = True
                     for message in reply.NotificationMessage or []:
                         self._take(message)

@@ -49,7 +49,7 @@ class AudioDepacketizer:
 
     def __init__(self, encoding: str, rate: int, channels: int, parameters: Mapping[str, str]) -> None:
         if encoding not in CODECS:
-            raise ValueError(f"audio codec {encoding or '(not stated)'} is not supported")
+            raise ValueError(f"audio codec {encoding or '(missing in the SDP)'} is not supported")
         self.codec = CODECS[encoding]
         self.config = b""
         self.rate, self.channels = rate, channels

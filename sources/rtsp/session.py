@@ -162,7 +162,7 @@ def _set_up_sound(client: RtspClient, medias: list[Media], address: RtspAddress)
                 return None
             return media
     if offered:
-        held = ", ".join(media.encoding or "an unknown format" for media in offered)
+        held = ", ".join(media.encoding or "unknown" for media in offered)
         log.warning("%s: audio is disabled, because its codec %s is not supported", redact(address.url), held)
     return None
 

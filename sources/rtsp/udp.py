@@ -59,7 +59,7 @@ class UdpPair:
                 pass  # another process has the neighbour
             for one in pair:
                 one.close()
-        raise LiveError("connection failed", "no two consecutive UDP ports are free")
+        raise LiveError("connection failed", "RTP over UDP needs two consecutive free UDP ports, but none were found")
 
     def announce(self, hosts: set[str], host: str, ports: tuple[int, int] | None) -> None:
         """Set the server's addresses, and send a packet to each server port to open firewalls (hole punching).

@@ -107,7 +107,7 @@ class WebRtcServer(Signaling[PublisherPeer]):
                 await oldest.close()
         session, peer = await super()._open(request, offer)
         self._names[session] = name = self._stream_name(request.query_params.get("stream", "webrtc"))
-        log.info("stream %s: a WebRTC client is connecting", name)
+        log.info("stream %s: a WebRTC publisher is connecting", name)
         try:
             source = WebRtcSource(peer.video, stream=name, vid_stride=self._vid_stride, messages=peer.messages)
             self._on_source(source)

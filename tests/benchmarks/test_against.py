@@ -63,7 +63,7 @@ def test_a_result_is_kept_as_json_and_drawn(tmp_path: Path) -> None:
 
 def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"name": "x"}', encoding="utf-8")
-    with pytest.raises(ConfigError, match="not a saved comparison"):
+    with pytest.raises(ConfigError, match="JSON file of a saved comparison"):
         Comparison.read(tmp_path / "x.json")
 
 

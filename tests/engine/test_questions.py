@@ -246,7 +246,7 @@ def test_points_are_asked_for_among_references(tiny: Engine) -> None:
 
 
 def test_a_model_that_knows_names_alone_takes_no_references() -> None:
-    with Engine.load("nano", "cpu") as nano, pytest.raises(PromptError, match="does not support references"):
+    with Engine.load("nano", "cpu") as nano, pytest.raises(PromptError, match="does not support refs"):
         nano.point(IMAGE, "person", refs=REFS)
 
 

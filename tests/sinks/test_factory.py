@@ -32,11 +32,11 @@ def test_the_suffix_selects_the_sink(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        ("out.avi", "ending in .mp4 or .jsonl"),
-        ("out", "ending in .mp4 or .jsonl"),
+        ("out.avi", "file name that ends in .mp4 or .jsonl"),
+        ("out", "file name that ends in .mp4 or .jsonl"),
         (
             "rtmp://user:secret@host/live",
-            "rtmp:// sinks are not supported: rtmp://host must be ws, mqtt, http, whep:PORT, or a file",
+            "rtmp:// sinks are not supported (rtmp://host); use ws, mqtt, http, whep:PORT or a file",
         ),
         ("out.jsonl?max_mb=0", "out.jsonl: max_mb should be a number above 0, not '0'"),
         (

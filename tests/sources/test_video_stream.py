@@ -151,5 +151,5 @@ def test_a_photo_in_tiles_is_refused_and_its_thumbnail_not_taken_for_it(tmp_path
         for stream in container.streams.video[: 3 if thumbnail else 4]:
             stream.disposition = Disposition.dependent
         photo = type("Photo", (), {"streams": container.streams, "format": container.format, "duration": None})
-        with pytest.raises(NoVideoError, match=rf"the {3 if thumbnail else 4} tiles .* convert it to JPEG"):
+        with pytest.raises(NoVideoError, match=rf"{3 if thumbnail else 4} tiles .* convert the image to JPEG"):
             choose_video(photo)  # type: ignore[arg-type]

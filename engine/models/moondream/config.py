@@ -282,7 +282,7 @@ class MoondreamConfig:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(values, dict):
-                raise ModelConfigError("not a JSON object")
+                raise ModelConfigError("the file must contain a JSON object")
             # On the hub, the configuration of the model is inside that of the transformers library. {} means all
             # defaults.
             return cls.from_dict(values["config"] if _wrapped(values) else values, known)
@@ -299,7 +299,7 @@ class MoondreamConfig:
             ("vision.crop_size", vision.crop_size),
         ):
             if not count:
-                raise ModelConfigError(f"field '{name}' is zero")
+                raise ModelConfigError(f"field '{name}' must be above 0")
         for claim, holds in (
             ("text.dim must be a multiple of text.n_heads", text.dim % text.n_heads == 0),
             ("text.n_heads must be a multiple of text.n_kv_heads", text.n_heads % text.n_kv_heads == 0),
@@ -309,7 +309,10 @@ class MoondreamConfig:
                 "vision.crop_size must be a multiple of vision.enc_patch_size",
                 vision.crop_size % vision.enc_patch_size == 0,
             ),
-            ("vision.overlap_margin leaves nothing of a crop", 2 * vision.overlap_margin < vision.grid),
+            (
+                "twice vision.overlap_margin must be less than the patches per side of a crop",
+                2 * vision.overlap_margin < vision.grid,
+            ),
             ("vision.proj_out_dim must equal text.dim", vision.proj_out_dim == text.dim),
             ("region.dim must equal text.dim", region.dim == text.dim),
             ("region.size_out_dim must be even", region.size_out_dim % 2 == 0),
@@ -374,7 +377,9 @@ def _check_templates(templates: Mapping[str, Any], vocab_size: int) -> None:
                 continue  # the model does not support this caption length
             ids = template.get(part) if isinstance(template, Mapping) else None
             if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocab_size for i in ids):
-                raise ModelConfigError(f"tokenizer.templates: '{skill}' needs a list of token IDs as '{part}'")
+                raise ModelConfigError(
+                    f"tokenizer.templates.{skill}.{part} must be a list of token IDs below text.vocab_size"
+                )
 
 
 def _wrapped(values: Mapping[str, Any]) -> bool:

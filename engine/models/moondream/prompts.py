@@ -82,7 +82,7 @@ def tokenizer_of(folder: Path, config: MoondreamConfig) -> TextTokenizer:
     except UnknownModelError as error:
         raise TokenizerError(f"{path} {reason}; {advice} ({error})") from error
     if misfit := _misfit(fetched, config.tokenizer):
-        raise TokenizerError(f"{path} {reason}, and the tokenizer of {PUBLISHED} does not match either: {misfit}")
+        raise TokenizerError(f"{path} {reason}; the tokenizer of {PUBLISHED} does not fit config.json either: {misfit}")
     return fetched
 
 
@@ -107,7 +107,7 @@ def _misfit(tokenizer: TextTokenizer, config: TokenizerConfig) -> str | None:
         text = tokenizer.decode(ids)
         if any(word in text.lower() for word in words):
             return None
-        found.append(f"the ids {ids} are {text[:40]!r}, not '{words[0]}'")
+        found.append(f"the token IDs {ids} decode to {text[:40]!r} instead of '{words[0]}'")
         if skill == "query":
             break
     return found[0] if found else None
@@ -169,7 +169,7 @@ class MoondreamPrompts:
             PromptError: if `refs` is not empty and the model has a closed vocabulary.
         """
         if refs and self._closed:
-            raise PromptError("this model does not support references; use only a label")
+            raise PromptError("this model does not support refs (reference points and boxes); use only a label")
         template = self._templates[skill]
         return [*template["prefix"], *self._marks(refs), *self.ids(f" {label}"), *template["suffix"]]
 

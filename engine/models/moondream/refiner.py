@@ -220,7 +220,7 @@ def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
         raise ModelFilesError(f"{path}: not a torch file that contains only tensors ({type(error).__name__})") from None
     head = stored.get("head") if isinstance(stored, Mapping) else None
     if not isinstance(head, Mapping) or not all(isinstance(one, torch.Tensor) for one in head.values()):
-        raise ModelFilesError(f"{path}: not a refiner: the file has no tensors under 'head'")
+        raise ModelFilesError(f"{path}: not an outline refiner: the file has no tensors under 'head'")
     sizes = {}
     for name in ("image_proj.weight", "image_pe", "hq_fusion.fusion.0.weight"):
         if name not in head or head[name].ndim != 4:
@@ -228,10 +228,11 @@ def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
         sizes[name] = tuple(head[name].shape)
     (dim, inputs, *_), (_, _, side, _), (fused, *_) = sizes.values()
     if (inputs, side) != (tower.config.enc_dim, tower.config.grid) or dim % 32:
-        ours = f"this model has {tower.config.grid}² features of width {tower.config.enc_dim}"
+        own = tower.config
         raise ModelFilesError(
-            f"{path}: this refiner has {side}² features of width {inputs} and tokens of width {dim}; "
-            f"{ours}, and the token width must be a multiple of 32"
+            f"{path}: a refiner must have the image features of its model and a token width that is a multiple of 32; "
+            f"this refiner has {side} x {side} features of width {inputs} and token width {dim}, "
+            f"the model has {own.grid} x {own.grid} features of width {own.enc_dim}"
         )
     with torch.device("meta"):
         made = MaskRefiner(inputs, dim, side, fused)

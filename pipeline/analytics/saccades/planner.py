@@ -107,9 +107,11 @@ class Planner:
         self, width: int, height: int, columns: int, rows: int, sweep_s: float = 5.0, *, thrifty: bool = False
     ) -> None:
         if min(width, height, columns, rows) <= 0:
-            raise ValueError(f"sizes should be above 0, got {width}x{height} and {columns}x{rows}")
+            raise ValueError(
+                f"frame and grid sizes should be above 0, got frame {width}x{height} and grid {columns}x{rows}"
+            )
         if not 0 < sweep_s < float("inf"):
-            raise ValueError(f"sweep_s should be a number of seconds above 0, got {sweep_s}")
+            raise ValueError(f"sweep_s should be a duration above 0 seconds, got {sweep_s}")
         self._width, self._height = width, height
         self._columns = float(columns)
         self._rows = float(rows) if columns <= rows else min(float(rows), columns / _FLAT)

@@ -250,7 +250,7 @@ def _run(cameras: Sequence[_Camera], seconds: float, limit_s: float | None) -> N
     latest = time.monotonic() + _END_S
     while any(camera.open for camera in cameras):
         if time.monotonic() > latest:
-            raise TimeoutError("the engine does not respond")
+            raise TimeoutError(f"the engine did not finish all images within {_END_S:g} s")
         time.sleep(0.01)
     for camera in cameras:
         camera.close()
@@ -280,6 +280,6 @@ def closed_loop(
         submit()
     for _ in range(_CLOSED_LOOP):
         if not open_now.acquire(timeout=_END_S):
-            raise TimeoutError("the engine does not respond")
+            raise TimeoutError(f"the engine did not finish all images within {_END_S:g} s")
     counted = [at for at in done if stop - seconds <= at < stop]
     return max(1, len(counted)) / seconds

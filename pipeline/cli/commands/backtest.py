@@ -163,6 +163,6 @@ def choose_stream(streams: Sequence[ListedStream], name: str | None) -> ListedSt
         return streams[0]
     named = {stream.name: stream for stream in streams if stream.name}
     if name is None or name not in named:
-        wrong = "has several streams" if name is None else f"has no stream '{name}'"
-        raise ConfigError(f"--stream: the file {wrong}; give one of {', '.join(named) or 'the named streams'}")
+        wrong = "defines several streams" if name is None else f"does not define stream '{name}'"
+        raise ConfigError(f"--stream: the configuration {wrong}; give one of {', '.join(named) or 'the named streams'}")
     return named[name]

@@ -122,7 +122,7 @@ def _refiner(loaded: LoadedModel, name: str) -> str:
     from saccade.engine.models.model_files import find_refiner
 
     if loaded.load_refiner is None:
-        raise ValueError("this model does not support a refiner; use Moondream 3")
+        raise ValueError("this model does not support an outline refiner; use Moondream 3")
     path = find_refiner(name)
     loaded.load_refiner(path)
     return f"{path} fits the model's vision encoder"
@@ -163,7 +163,9 @@ def _kernels(device: str) -> str:
     from saccade.engine import kernels
 
     if not kernels.available(torch.device(device)):
-        raise RuntimeError("unavailable, so PyTorch is used: the kernels need Triton and compute capability 8.0")
+        raise RuntimeError(
+            "Triton kernels are unavailable, so slower PyTorch code is used; they need a GPU of compute capability 8.0"
+        )
     return "Triton compiles them"
 
 
@@ -182,7 +184,7 @@ def agreement(device: str, dtype: str) -> str:
     found = compare_devices(device, dtype)
     detail = f"{found.compared - found.differing} of {found.compared} answers match the CPU's"
     if dtype == "float32" and not found.ok:
-        raise RuntimeError(f"only {detail}; largest difference: {found.largest:.3f} of the image size")
+        raise RuntimeError(f"only {detail}; largest difference of a coordinate: {found.largest:.3f} of the image size")
     return detail
 
 
@@ -226,7 +228,7 @@ def _encoding(name: str) -> str:
     try:
         try_encoder(name)
     except av.error.FFmpegError as error:  # its text includes the encoder options
-        raise RuntimeError(f"FFmpeg has this encoder, but no session can be opened: {error.strerror}") from None
+        raise RuntimeError(f"FFmpeg includes this encoder, but it cannot be opened: {error.strerror}") from None
     return av.Codec(name, "w").long_name
 
 

@@ -67,7 +67,9 @@ def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
     async def events(
         stream: Annotated[str, Field(description="return only events of this stream")] = "",
         rule: Annotated[str, Field(description="return only events of this rule")] = "",
-        since: Annotated[str, Field(description="start time: an age such as 15m, 2h or 1d, or a Unix time")] = "",
+        since: Annotated[
+            str, Field(description="start time: a duration before now such as 15m, 2h or 1d, or a Unix time in seconds")
+        ] = "",
         words: Annotated[str, Field(description="words to search for in labels, rules and answers")] = "",
         limit: Annotated[int, Field(ge=1, le=200)] = 20,
     ) -> list[dict[str, Any]]:

@@ -488,7 +488,12 @@ class EventStore(EventReader):
                 super().close()
                 self._db = self._opened()
         except (sqlite3.Error, OSError) as failure:
-            log.warning("event store %s is unusable (%s) and could not be moved aside: %s", self._path, why, failure)
+            log.warning(
+                "event store %s is unusable (%s) and could not be renamed to create a new store: %s",
+                self._path,
+                why,
+                failure,
+            )
             return False
         return True
 

@@ -224,7 +224,9 @@ def time_of_text(text: str) -> float:
     """
     if found := _AGO.fullmatch(text):
         return time.time() - float(found[1]) * _UNITS[found[2]]
-    return finite(text, "since should be a Unix time in seconds, such as 1795262111, or an age, such as 1d")
+    return finite(
+        text, "since should be a Unix time in seconds, such as 1795262111, or a duration before now, such as 1d"
+    )
 
 
 def finite(text: str, complaint: str) -> float:

@@ -61,8 +61,8 @@ def test_tracks_survive_being_written_and_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "complaint"),
     [
-        ("gt/gt.txt", "1,1,a,2,3,4\n", "gt.txt:1: a line must be frame"),
-        ("gt/gt.txt", "1,1,2\n", "gt.txt:1: a line must be frame"),
+        ("gt/gt.txt", "1,1,a,2,3,4\n", "gt.txt:1: each line must start with six numbers: frame"),
+        ("gt/gt.txt", "1,1,2\n", "gt.txt:1: each line must start with six numbers: frame"),
         ("gt/gt.txt", "1,1,2,nan,3,4\n", "NaN or infinite"),
         ("seqinfo.ini", "[Sequence]\nframeRate=0\n", "frameRate"),
         ("seqinfo.ini", "frameRate=0\n", "seqinfo.ini"),

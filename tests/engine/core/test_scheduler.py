@@ -355,7 +355,7 @@ def test_an_adapter_stays_in_its_slot_until_another_needs_it() -> None:
         assert slots.find(adapter) == slot
         slots.acquire(slot, adapter)
     assert (slots.find(c), slots.n_free, slots.find(None)) == (None, 0, NO_SLOT)
-    with pytest.raises(ValueError, match="in use by 'a'"):
+    with pytest.raises(ValueError, match="in use by adapter 'a'"):
         slots.acquire(1, c)
     slots.release(1)
     slots.release(2)

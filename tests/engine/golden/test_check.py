@@ -321,7 +321,7 @@ def test_a_case_of_another_form_is_one_line(one: Path, change: Callable[[dict[st
 
 def test_a_set_without_cases_proves_nothing(one: Path) -> None:
     (one / "cases.json").write_text("[]")
-    with pytest.raises(ModelFilesError, match="no case"):
+    with pytest.raises(ModelFilesError, match="no test cases"):
         check(one, through_engine=False)
 
 

@@ -181,8 +181,8 @@ def test_streams_take_adapters_too(engine: Engine) -> None:
     [
         (lambda pairs: pairs.update({"text.blocks.9.attn.qkv.A": torch.zeros(2, 32)}), "is unknown"),
         (lambda pairs: pairs.update({"vision.blocks.0.attn.qkv.A": torch.zeros(2, 32)}), "is unknown"),
-        (lambda pairs: pairs.pop("text.blocks.1.mlp.fc1.B"), r"text.blocks.1.mlp.fc1 has no B"),
-        (lambda pairs: pairs.update({"text.blocks.0.attn.proj.B": torch.zeros(32, 3)}), r"A is \(rank, 32\)"),
+        (lambda pairs: pairs.pop("text.blocks.1.mlp.fc1.B"), r"text.blocks.1.mlp.fc1: LoRA matrix B is missing"),
+        (lambda pairs: pairs.update({"text.blocks.0.attn.proj.B": torch.zeros(32, 3)}), r"shapes \(rank, 32\)"),
         (
             lambda pairs: pairs.update(
                 dict.fromkeys(("text.blocks.0.attn.proj.A", "text.blocks.0.attn.proj.B"), torch.zeros(32, 32))

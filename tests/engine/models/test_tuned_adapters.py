@@ -147,12 +147,15 @@ class Harmful:
         (lambda tensors: tensors | {"moe.2.up_a": torch.zeros(4, 32)}, "'moe.2.up_a' is unknown"),
         (lambda tensors: tensors | {"attn.0.up_a": torch.zeros(4, 32)}, "'attn.0.up_a' is unknown"),
         (lambda tensors: tensors | {"model.lora.moe.1.up_a": "x"}, "up_a' is unknown"),
-        (lambda tensors: {k: v for k, v in tensors.items() if k != "model.lora.moe.1.up_b"}, r"2\.mlp\.fc1 has no B"),
+        (
+            lambda tensors: {k: v for k, v in tensors.items() if k != "model.lora.moe.1.up_b"},
+            r"2\.mlp\.fc1: LoRA matrix B is missing",
+        ),
         (
             lambda tensors: tensors | {"model.lora.moe.0.up_a": torch.zeros(6, 3, 32)},
             r"must have the same rank; found ranks \[4, 6\]",
         ),
-        (lambda tensors: tensors | {"model.lora.moe.0.up_b": torch.zeros(6, 41, 2)}, r"B \(6, 40, rank\); got"),
+        (lambda tensors: tensors | {"model.lora.moe.0.up_b": torch.zeros(6, 41, 2)}, r"and \(6, 40, rank\); got"),
         (lambda tensors: tensors | {"model.lora.moe.0.up_b": torch.full((6, 40, 2), torch.nan)}, "contains NaN"),
         (lambda tensors: tuned(0, 16), "maximum is 8; load the engine with adapter_rank=16"),
         (lambda tensors: {"x": Harmful()}, "nor a torch file that contains only tensors"),

@@ -61,7 +61,7 @@ def test_without_memory_for_a_graph_work_runs_once_and_that_is_remembered(
     assert done == ["small", "big", "big", "small from its graph", "also big", "also big", "big"]
     assert capture.call_count == 3, "each is tried once"
     assert [record.getMessage() for record in caplog.records] == [
-        "some steps take longer without a CUDA graph, as there was no memory to capture it: CUDA error: out of memory"
+        "some steps take longer without a CUDA graph, because its capture ran out of memory: CUDA error: out of memory"
     ]
     assert graphs._fallbacks == caplog.messages
     assert "small" in graphs

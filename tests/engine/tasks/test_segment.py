@@ -252,7 +252,7 @@ def test_what_cannot_outline_says_so_in_one_line(tmp_path: Path) -> None:
     config = dataclasses.replace(CONFIG, text=dataclasses.replace(CONFIG.text, vocab_size=400))
     with (
         Engine.load(str(write_model(tmp_path / "tiny", config)), "cpu") as wordless,
-        pytest.raises(PromptError, match="no tokens for outlines"),
+        pytest.raises(PromptError, match="no tokens for SVG paths"),
     ):
         wordless.segment(noise(30, 45), "cat")
 

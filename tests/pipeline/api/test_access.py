@@ -182,7 +182,7 @@ def test_a_session_serves_tls(tmp_path: Path) -> None:
         trusting = ssl.create_default_context(cafile=str(certificate))
         assert ask_tls(f"https://127.0.0.1:{port}", "/readyz", trusting)[0] == 200
     with (
-        pytest.raises(ConfigError, match="a key needs a certificate"),
+        pytest.raises(ConfigError, match="a TLS key is set without a certificate"),
         opened_run(load(None, {"http": "127.0.0.1:0", "http_key": str(key)})),
     ):
         pytest.fail("it was opened")

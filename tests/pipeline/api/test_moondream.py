@@ -184,7 +184,10 @@ def test_questions_reason_point_and_choose(talker: str, photo: Image.Image) -> N
     assert events[-1]["reasoning"]["text"]
     named = {"image_url": data_url(photo), "object": "person"}
     status, found = post(f"{talker}/v1/point", {**named, "spatial_refs": refs})  # which nano answers
-    assert (status, found["error"]["message"]) == (400, "this model does not support references; use only a label")
+    assert (status, found["error"]["message"]) == (
+        400,
+        "this model does not support refs (reference points and boxes); use only a label",
+    )
     assert post(f"{talker}/v1/point", {**named, "spatial_refs": []})[0] == 200
     status, found = post(f"{talker}/v1/point", {**named, "spatial_refs": [[0.5, 7]]})
     assert (status, "a ref must be a point" in found["error"]["message"]) == (400, True)

@@ -106,9 +106,9 @@ def test_parts_are_bytes_of_files(server: HttpServer, tmp_path: Path) -> None:
     ("path", "status", "complaint"),
     [
         ("door/recording?from=9&to=10", 404, "nothing was recorded"),
-        ("door/recording?from=10&to=9", 422, "from should be before to"),
+        ("door/recording?from=10&to=9", 422, "from should be earlier than to"),
         ("door/recording/spans?from=tomorrow", 422, "times in seconds"),
-        ("door/recording/files/..%2f..%2fetc%2fpasswd", 404, "no such file"),
+        ("door/recording/files/..%2f..%2fetc%2fpasswd", 404, "the recording has no file"),
         ("yard/recording", 404, "is not recorded"),
         ("gate/recording/spans", 404, "does not exist"),
     ],

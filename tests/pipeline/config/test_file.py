@@ -47,7 +47,7 @@ def test_the_command_line_alone_is_enough() -> None:
         ("source: a\ndtype: int4\n", ":2:1: dtype: should be 'float32', 'bfloat16', 'float16' or 'fp8', got 'int4'"),
         ("source: a\ndisplay: perhaps\n", ":2:1: display: should be a valid boolean"),
         ("source: a\nqueue: keep none\n", ":2:1: queue: 'keep none' is not a queue policy"),
-        ("source: a\nstart: 9\nend: 3\n", ":3:1: end: should be later than the setting start, 9 s"),
+        ("source: a\nstart: 9\nend: 3\n", ":3:1: end: should be later than `start`, which is 9 s"),
         ("source: a\nstart: .inf\n", ":2:1: start: should be a finite number"),
         ("source: a\nsource: b\n", ":2:1: the key 'source' is defined twice, first in line 1"),
         ("model: nano\n", ":1:1: source is missing; give a file"),

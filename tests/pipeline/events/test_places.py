@@ -158,5 +158,5 @@ def test_places_are_bounded_and_belong_to_one_object_each(frames: list[dict]) ->
 def test_a_rule_in_a_zone_that_excludes_is_refused() -> None:
     zones = {"bush": {"polygon": "0,0,1,0,1,1,0,1", "exclude": True}}
     rules = [RuleSettings(name="visitor", when="person in bush")]
-    with pytest.raises(PlacedError, match="zone 'bush' excludes objects, so none is ever in it"):
+    with pytest.raises(PlacedError, match="zone 'bush' excludes objects, so the rule can never match"):
         check_places(rules, Regions.model_validate({"zones": zones}))

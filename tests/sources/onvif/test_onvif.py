@@ -265,6 +265,6 @@ def test_a_camera_without_events_is_named_once(
         assert source.signals() is None
         wait_for(lambda: camera.asked.count("device/GetServices") > 2, LONG_S)
         assert source.signals() is None
-    (line,) = [one for one in caplog.messages if "no events" in one]
-    assert line.startswith("door: no events from the camera")
+    (line,) = [one for one in caplog.messages if "cannot receive events" in one]
+    assert line.startswith("stream door: cannot receive events from the camera")
     assert "secret" not in line

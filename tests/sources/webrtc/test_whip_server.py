@@ -197,7 +197,7 @@ def test_an_oversized_offer_is_refused_before_it_is_read(serve: Callable[..., Se
             yield b"x" * 4096
 
     status, text, _ = served.ask("POST", content=in_pieces(), headers={"Content-Type": "application/sdp"})
-    assert (status, text) == (413, f"an offer has at most {MAX_OFFER_BYTES} bytes\n")
+    assert (status, text) == (413, f"an offer is too large: at most {MAX_OFFER_BYTES} bytes are allowed\n")
 
 
 def test_a_malformed_offer_is_refused_in_one_line(serve: Callable[..., Served]) -> None:

@@ -214,12 +214,15 @@ def test_the_published_shape_loads_from_published_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda head: {}, "not a refiner: the file has no tensors under 'head'|'image_proj.weight' is missing"),
+        (
+            lambda head: {},
+            "not an outline refiner: the file has no tensors under 'head'|'image_proj.weight' is missing",
+        ),
         (lambda head: 7, "no tensors under 'head'"),
         (lambda head: head | {"image_pe": torch.zeros(3)}, "'image_pe' is missing or does not have 4 dimensions"),
         (
             lambda head: head | {"image_pe": torch.zeros(1, DIM, 5, 5)},
-            "has 5² features of width 16 .* has 4² features of width 16",
+            "has 5 x 5 features of width 16 .* has 4 x 4 features of width 16",
         ),
         (lambda head: {k: v for k, v in head.items() if k != "iou_token"}, "'iou_token' is missing"),
         (
@@ -363,7 +366,7 @@ def test_where_it_fails_the_coarse_outline_stands(
 
 
 def test_what_cannot_be_refined_is_one_line(folder: Path, file: Path, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="nano does not support a refiner; only Moondream 3 does") as caught:
+    with pytest.raises(EngineError, match="nano does not support an outline refiner; use Moondream 3") as caught:
         Engine.load("nano", "cpu", refiner=str(file))
     assert "\n" not in str(caught.value)
     with pytest.raises(UnknownModelError, match=r"unknown refiner '.*none\.pt': use a file, or a hub ID"):
