@@ -63,7 +63,7 @@ def read_classes(folder: Path) -> tuple[str, ...]:
     """
     path = folder / "classes.txt"
     if not path.is_file():
-        raise PackError(f"{folder} is not a folder of training data: it has no classes.txt")
+        raise PackError(f"{folder} is not a folder of labelled images: it has no classes.txt")
     return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
 
 
@@ -75,7 +75,7 @@ def read_labels(folder: Path, split: str) -> list[dict[str, Any]]:
     """
     path = folder / "labels.jsonl.gz"
     if not path.is_file():
-        raise PackError(f"{folder} is not a folder of training data: it has no labels.jsonl.gz")
+        raise PackError(f"{folder} is not a folder of labelled images: it has no labels.jsonl.gz")
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             records = [json.loads(line) for line in file]

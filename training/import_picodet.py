@@ -86,11 +86,15 @@ def convert(start: Mapping[str, torch.Tensor], classes: Sequence[str], n_boxes: 
 
 def main() -> None:
     """Run the command line: convert the published tensors for the classes in a model's config.json."""
-    parser = argparse.ArgumentParser(description="Convert PP-PicoDet-S to the weights of a tower.")
+    parser = argparse.ArgumentParser(
+        description="Convert the published weights of PP-PicoDet-S to weights of nano's detector."
+    )
     here = Path(__file__).resolve().parents[1] / "models" / "nano"
-    parser.add_argument("start", type=Path, help="safetensors file under the published graph's names")
+    parser.add_argument("start", type=Path, help="safetensors file with the published tensor names")
     parser.add_argument("out", type=Path, help="safetensors file to write")
-    parser.add_argument("--config", type=Path, default=here / "config.json", help="whose classes to keep")
+    parser.add_argument(
+        "--config", type=Path, default=here / "config.json", help="config.json with the classes to keep"
+    )
     args = parser.parse_args()
     config = MoondreamConfig.from_file(args.config)
     assert config.classes is not None

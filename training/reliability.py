@@ -193,11 +193,11 @@ def drawing_of(counted: dict[str, Counted]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line of the calibration measurement, and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m training.reliability", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("data", type=Path, help="folder of a labelled data pack")
-    parser.add_argument("--limit", type=int, help="only the first so many images")
+    parser.add_argument("data", type=Path, help="folder of labelled images")
+    parser.add_argument("--limit", type=int, help="use only the first N images")
     parser.add_argument("--model", default="nano", help="name, folder or hub id (default: nano)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--svg", type=Path, help="write a drawing here")
+    parser.add_argument("--svg", type=Path, help="SVG file for the reliability diagram")
     given = parser.parse_args(argv)
     try:
         with Engine.load(given.model, given.device) as engine:

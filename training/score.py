@@ -251,14 +251,16 @@ def table_of(scores: Evaluation) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line that scores a model, and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m training.score", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("data", type=Path, help="folder of a labelled data pack")
-    parser.add_argument("--split", default="val", help="part of the pack to use (default: val)")
-    parser.add_argument("--limit", type=int, help="only the first so many images")
+    parser.add_argument("data", type=Path, help="folder of labelled images")
+    parser.add_argument("--split", default="val", help="split of the data to use (default: val)")
+    parser.add_argument("--limit", type=int, help="use only the first N images")
     parser.add_argument("--model", default="nano", help="name, folder or hub id (default: nano)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--dtype", help="float32, bfloat16, float16 or fp8")
-    parser.add_argument("--imgsz", type=int, help="side of the square that nano sees")
-    parser.add_argument("--tiles", type=int, default=1, help="as for `saccade run`")
+    parser.add_argument("--imgsz", type=int, help="input size of nano in pixels")
+    parser.add_argument(
+        "--tiles", type=int, default=1, help="process N x N overlapping tiles of each image, as in `saccade run`"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args(argv)
 

@@ -378,29 +378,57 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line: parse the arguments and train."""
     parser = argparse.ArgumentParser(description=__doc__)
     here = Path(__file__).resolve().parents[1] / "models" / "nano"
-    parser.add_argument("--data", type=Path, required=True, help="folder of the data pack")
-    parser.add_argument("--config", type=Path, default=here / "config.json", help="beside tokenizer.json")
-    parser.add_argument("--coco", type=Path, required=True, help="start-picodet-s.safetensors")
-    parser.add_argument("--out", type=Path, required=True, help="folder for weights and checkpoint")
-    parser.add_argument("--resume", type=Path, help="folder with a checkpoint, or with a model and --restart")
-    parser.add_argument("--restart", action="store_true", help="with --resume: its weights, but a schedule of its own")
-    parser.add_argument("--budget", type=float, default=420, help="seconds of the whole schedule")
-    parser.add_argument("--stop-after", type=float, default=1e9, help="seconds of this run")
+    parser.add_argument("--data", type=Path, required=True, help="folder of labelled images")
+    parser.add_argument(
+        "--config", type=Path, default=here / "config.json", help="config.json of the model, next to tokenizer.json"
+    )
+    parser.add_argument(
+        "--coco", type=Path, required=True, help="initial weights of the detector, start-picodet-s.safetensors"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the exported weights and the checkpoint")
+    parser.add_argument(
+        "--resume", type=Path, help="folder with a checkpoint to continue, or with a model if --restart is set"
+    )
+    parser.add_argument(
+        "--restart",
+        action="store_true",
+        help="with --resume: load only the weights, and start a new learning-rate schedule",
+    )
+    parser.add_argument(
+        "--budget", type=float, default=420, help="duration of the whole learning-rate schedule, in seconds"
+    )
+    parser.add_argument("--stop-after", type=float, default=1e9, help="duration of this run, in seconds")
     parser.add_argument("--report", type=float, default=20, help="seconds between two reports")
     parser.add_argument("--keep", type=int, default=6, help="reports between two exports")
-    parser.add_argument("--check", type=int, default=5, help="steps between two looks at the clock")
-    parser.add_argument("--batch", type=int, default=128, help="views a step and GPU")
-    parser.add_argument("--part", type=int, default=32, help="views of one step of the decoder")
+    parser.add_argument("--check", type=int, default=5, help="optimizer steps between two checks of the elapsed time")
+    parser.add_argument(
+        "--batch", type=int, default=128, help="augmented images per optimizer step of the detector, on each GPU"
+    )
+    parser.add_argument("--part", type=int, default=32, help="augmented images per optimizer step of the decoder")
     parser.add_argument("--rate", type=float, default=1.5e-3, help="peak learning rate of the decoder")
-    parser.add_argument("--detector-rate", type=float, default=1e-4, help="that of backbone and neck; 0 freezes all")
+    parser.add_argument(
+        "--detector-rate",
+        type=float,
+        default=1e-4,
+        help="peak learning rate of the detector's backbone and neck; 0 freezes the detector",
+    )
     parser.add_argument("--decay", type=float, default=0.05)
     parser.add_argument("--average", type=float, default=0.998, help="decay of the weights' moving average")
-    parser.add_argument("--mosaic", type=float, default=0.35, help="part of the views that show four images")
-    parser.add_argument("--far", type=float, default=0.0, help="part of the views that show four shrunk images")
-    parser.add_argument("--large", type=float, default=0.0, help="part of the batches that are seen at 640 for 416")
-    parser.add_argument("--wide", type=float, default=0.3, help="part of the batches that are wide")
+    parser.add_argument(
+        "--mosaic", type=float, default=0.35, help="fraction of the augmented images that combine four images (mosaic)"
+    )
+    parser.add_argument(
+        "--far", type=float, default=0.0, help="fraction of the augmented images that combine four shrunk images"
+    )
+    parser.add_argument(
+        "--large",
+        type=float,
+        default=0.0,
+        help="fraction of the batches with an input size of 640 instead of 416 pixels",
+    )
+    parser.add_argument("--wide", type=float, default=0.3, help="fraction of the batches with wide images")
     parser.add_argument("--channels-last", action="store_true")
-    parser.add_argument("--limit", type=int, help="only the first so many images")
+    parser.add_argument("--limit", type=int, help="use only the first N images")
     Trainer(parser.parse_args(arguments)).run()
 
 

@@ -80,10 +80,14 @@ class SizeSettings(NullIsUnset):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    near: Annotated[Points, AfterValidator(_box)] = Field(description="sample box of a near object: x1,y1,x2,y2")
-    far: Annotated[Points, AfterValidator(_box)] = Field(description="sample box of a far object, higher in the image")
+    near: Annotated[Points, AfterValidator(_box)] = Field(
+        description="sample box of a near object: x1,y1,x2,y2 in fractions of the image"
+    )
+    far: Annotated[Points, AfterValidator(_box)] = Field(
+        description="sample box of a far object: x1,y1,x2,y2 in fractions of the image, higher than `near`"
+    )
     tolerance: float = Field(
-        2.0, gt=1, le=10, description="factor by which a box may be smaller or larger than expected"
+        2.0, gt=1, le=10, description="maximum factor by which a box is smaller or larger than expected"
     )
 
     @field_validator("far")
@@ -116,7 +120,7 @@ class RegionSettings(NullIsUnset):
         "bottom", description="point of the box that must be inside the zone or cross the line"
     )
     min_size: float = Field(0.0, ge=0, le=1, description="smallest area of a box, as a fraction of the image area")
-    min_score: float = Field(0.0, ge=0, le=1, description="lowest score to count")
+    min_score: float = Field(0.0, ge=0, le=1, description="lowest score of an object to count")
     sizes: SizeSettings | None = Field(
         None, description="expected sizes of near and far objects; objects of other sizes are not counted"
     )
@@ -205,9 +209,9 @@ class Regions(NullIsUnset):
     lines: Lines = setting(
         {},
         "Line whose crossings are counted, as NAME=X,Y,X,Y; forward means to the right of the line; repeatable.",
-        more="In a file: {gate: '.1,.5,.9,.5'}, or {gate: {points: …, margin: 0.01, …}} with classes, anchor, "
-        "min_size and min_score as for zones. An object has crossed the line when it is margin away on "
-        "the other side. Each track counts once per direction. Turns tracking on.",
+        more="In a file: {gate: '.1,.5,.9,.5'}, or {gate: {points: …, margin: 0.01, …}} with the keys classes, anchor, "
+        "min_size and min_score of zones. An object has crossed the line when its distance on the other side "
+        "is at least margin. Each track counts once per direction. Turns tracking on.",
         metavar="NAME=POINTS",
         flags=("--line",),
     )
@@ -250,7 +254,7 @@ class AnalyticsSettings(Regions):
     )
     motion_mask: Polygons = setting(
         [],
-        "Area without motion detection, as X,Y,X,Y,…: corners in fractions of the image; repeatable.",
+        "Polygon in which motion is ignored, as X,Y,X,Y,…: corners in fractions of the image; repeatable.",
         metavar="POINTS",
     )
     motion_heartbeat: Seconds = setting(

@@ -73,7 +73,7 @@ class Client(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Text = Field(description="name in the audit log")
+    name: Text = Field(description="name of the client in the audit log")
     role: ClientRole = Field(description="viewer, operator or admin")
     token: Text | None = Field(default=None, repr=False)
     token_file: FileText | None = None
@@ -96,7 +96,7 @@ class _Proxy(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     addresses: list[Annotated[str, AfterValidator(_network)]] = Field(min_length=1)
-    user: Text = Field(description="header with the user's name")
+    user: Text = Field(description="name of the HTTP header that contains the user's name")
     role: Text | None = None
     roles: dict[Text, ClientRole] = {}
     default: ClientRole | None = None

@@ -143,10 +143,12 @@ class Filters(BaseModel):
     since: str | None = Field(
         None, description="lowest start time: a Unix time in seconds, or a duration before now such as 2h"
     )
-    q: str = Field("", description="words in labels, answers and attributes; in a search, the text to search for")
+    q: str = Field(
+        "", description="filter: words in labels, answers and attributes; in a search: the text that images must match"
+    )
     limit: str = Field("50", description="maximum number of events per page, up to 500")
-    after: str | None = Field(None, description="value of `after` in the previous page")
-    token: str | None = Field(None, description="token, instead of the Authorization header")
+    after: str | None = Field(None, description="value of `after` in the response for the previous page")
+    token: str | None = Field(None, description="bearer token, as an alternative to the Authorization header")
 
 
 Asked = Annotated[Filters, Query()]

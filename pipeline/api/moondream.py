@@ -88,7 +88,7 @@ class PointsAsked(ObjectAsked):
     """A request for points or an outline: an image, the label of the objects, and optional points and boxes."""
 
     spatial_refs: list[list[float]] = Field(
-        [], max_length=64, description="points and boxes that the request refers to"
+        [], max_length=64, description="reference points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image"
     )
 
 
@@ -101,7 +101,7 @@ class Question(Asked):
         None, description="whether to use reasoning; default: if the model supports it and there are no choices"
     )
     spatial_refs: list[list[float]] = Field(
-        [], max_length=64, description="points and boxes that the request refers to"
+        [], max_length=64, description="reference points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image"
     )
     choices: list[str] = Field([], max_length=128, description="allowed answers")
 

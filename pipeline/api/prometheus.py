@@ -44,7 +44,7 @@ class Metrics:
         yield from sink_metrics(self._runner.sink_statuses())
         changes = CounterMetricFamily(
             "saccade_event_changes_dropped",
-            "Begins, updates and ends of events dropped by a full queue: hub for outputs, store for the disk",
+            "Event changes (begin, update, end) dropped because a queue was full: hub for outputs, store for the disk",
             labels=["where"],
         )
         for where, count in self._runner.lost_changes().items():
@@ -58,27 +58,29 @@ class Metrics:
 
 def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
     one, by_cause, by_class = ["stream"], ["stream", "cause"], ["stream", "class"]
-    up = GaugeMetricFamily("saccade_stream_up", "1 while frames come and are processed, else 0", labels=one)
+    up = GaugeMetricFamily("saccade_stream_up", "1 while frames arrive and are processed, else 0", labels=one)
     state = GaugeMetricFamily(
         "saccade_stream_state",
-        "1 for the stream's state: connecting, live, retrying or another of a live source; running, stuck or failed",
+        "1 for the current state of the stream, such as connecting, live, retrying, running, stuck or failed",
         labels=["stream", "state"],
     )
     made = CounterMetricFamily(
-        "saccade_connections", "Number of connections of a live source; above 1, it has reconnected", labels=one
+        "saccade_connections",
+        "Connections opened to a live source; more than 1 means that Saccade has reconnected",
+        labels=one,
     )
     age = GaugeMetricFamily(
         "saccade_result_age_seconds",
-        "Time since the frame of the newest result arrived, for live sources; grows while no frames arrive",
+        "Time since the arrival of the newest frame that has a result, for live sources",
         labels=one,
     )
     read = CounterMetricFamily("saccade_frames_in", "Frames read from the source", labels=one)
-    out = CounterMetricFamily("saccade_frames_out", "Frames whose results went to the sinks", labels=one)
+    out = CounterMetricFamily("saccade_frames_out", "Frames whose results were passed to the sinks", labels=one)
     lost = CounterMetricFamily(
         "saccade_frames_dropped",
-        "Dropped frames by cause: lost in transit; full or closed in the queue for the model; max_fps above the frame "
-        "rate limit; deadline missed; gate not admitted; failed by an error of the model or a stage; sink full or sink "
-        "closed in the queue for a sink",
+        "Dropped frames by cause: lost (in transit); full or closed (queue of the model); max_fps (frame rate limit); "
+        "deadline (missed); gate (not admitted); failed (error in the model or a stage); sink full or sink closed "
+        "(queue of the sink)",
         labels=by_cause,
     )
     found = CounterMetricFamily(
@@ -88,19 +90,19 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
     )
     looks = CounterMetricFamily(
         "saccade_looks",
-        "Saccade windows by reason: unexplained motion, a small tracked object, a detection with a low score, or the "
-        "sweep",
+        "Windows processed in native resolution, by reason: motion without a detection, a small tracked object, a "
+        "detection with a low score, or the sweep of the whole frame",
         labels=["stream", "reason"],
     )
     kept = GaugeMetricFamily(
         "saccade_kept",
-        "Bounded state of a stream in memory: tracks, minutes of counts, open events, clip_bytes of video for clips, "
+        "Items of a stream in memory, by kind: tracks, minutes of counts, open events, bytes of video for clips, "
         "and clips not yet written",
         labels=["stream", "what"],
     )
     held = CounterMetricFamily(
         "saccade_finds_held_back",
-        "Finds that resemble a false alarm and were held back; a find counts once per frame",
+        "Detections suppressed because they resemble a false alarm; an object counts once per frame",
         labels=one,
     )
     corrupt = CounterMetricFamily(
@@ -108,7 +110,7 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
     )
     waiting = GaugeMetricFamily(
         "saccade_queue_length",
-        "Frames that wait for the model (queue engine), and results that wait for a sink (its index and name)",
+        "Frames waiting for the model (queue engine), and results waiting for a sink (queue index and name)",
         labels=["stream", "queue"],
     )
     for status in statuses:
@@ -139,8 +141,8 @@ def _streams(statuses: list[StreamStatus]) -> Iterable[Metric]:
 def _latencies(statuses: list[StreamStatus]) -> Iterable[Metric]:
     family = HistogramMetricFamily(
         "saccade_latency_seconds",
-        "Latency of a frame by stage: decode, queue (waiting), prefill (image and prompt), decode_tokens (answers), "
-        "track, and total from arrival to result",
+        "Latency of a frame by stage: decode (video), queue, prefill (image and prompt), decode_tokens (answers), "
+        "track, and total (from arrival to result)",
         labels=["stream", "stage"],
     )
     for status in statuses:
@@ -181,18 +183,20 @@ def sink_metrics(statuses: list[tuple[str, SinkStatus]]) -> Iterable[Metric]:
     """
     two = ["sink", "stream"]
     up = GaugeMetricFamily(
-        "saccade_sink_up", "1 while results are written to the sink, 0 while it is paused or has ended", labels=two
+        "saccade_sink_up",
+        "1 while results are written to the sink, 0 while the sink is paused or has ended",
+        labels=two,
     )
     state = GaugeMetricFamily(
-        "saccade_sink_state", "1 for the sink's state: ok, paused or ended", labels=[*two, "state"]
+        "saccade_sink_state", "1 for the current state of the sink: ok, paused or ended", labels=[*two, "state"]
     )
     lost = CounterMetricFamily("saccade_sink_lost", "Results dropped because a sink could not write them", labels=two)
     counted: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
         "connected": GaugeMetricFamily("saccade_sink_connected", "1 while the sink's server is connected", labels=two),
         "clients": GaugeMetricFamily("saccade_sink_clients", "Clients connected to the sink", labels=two),
-        "backlog": GaugeMetricFamily("saccade_sink_backlog", "Messages that wait to be sent by the sink", labels=two),
+        "backlog": GaugeMetricFamily("saccade_sink_backlog", "Messages waiting to be sent by the sink", labels=two),
         "backlog_age_s": GaugeMetricFamily(
-            "saccade_sink_backlog_age_seconds", "Age of the oldest message that waits to be sent", labels=two
+            "saccade_sink_backlog_age_seconds", "Time since the sink queued its oldest unsent message", labels=two
         ),
         "sent": CounterMetricFamily("saccade_sink_sent", "Messages accepted by the sink's receivers", labels=two),
         "dropped": CounterMetricFamily(
@@ -226,9 +230,15 @@ def _engines(workers: list[WorkerStatus]) -> Iterable[Metric]:
     for key, values in each.items():
         name = "engine_" + re.sub(r"\W", "_", key)
         kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-        yield kind(f"saccade_{name}", f"Counter of the engine: {key}; see Engine.counters", value=sum(values.values()))
+        yield kind(
+            f"saccade_{name}",
+            f"Engine counter {key}, summed over all engines; see Engine.counters",
+            value=sum(values.values()),
+        )
         if len(workers) > 1:
-            family = kind(f"saccade_worker_{name}", f"Counter of each engine: {key}", labels=["worker"])
+            family = kind(
+                f"saccade_worker_{name}", f"Engine counter {key} of one worker; see Engine.counters", labels=["worker"]
+            )
             for name_of_one, value in values.items():
                 family.add_metric([name_of_one], value)
             yield family
@@ -238,7 +248,9 @@ def _workers(workers: list[WorkerStatus]) -> Iterable[Metric]:
     one = ["worker"]
     up = GaugeMetricFamily("saccade_worker_up", "1 while the worker accepts streams, else 0", labels=one)
     starts = CounterMetricFamily("saccade_worker_starts", "Number of starts of the worker", labels=one)
-    busy = GaugeMetricFamily("saccade_worker_busy", "Fraction of time in which its engine is busy", labels=one)
+    busy = GaugeMetricFamily(
+        "saccade_worker_busy", "Fraction of time in which the worker's engine is busy, from 0 to 1", labels=one
+    )
     rss = GaugeMetricFamily("saccade_worker_resident_memory_bytes", "Resident memory of the worker", labels=one)
     streams = GaugeMetricFamily("saccade_worker_streams", "Number of streams on the worker", labels=one)
     for worker in workers:

@@ -73,10 +73,18 @@ class Recording(BaseModel):
 class Between(BaseModel):
     """The start and end of the requested time range."""
 
-    since: str = Field("1d", alias="from", description="a Unix time in seconds, or a duration before now such as 2h")
-    until: str = Field("0s", alias="to", description="a Unix time in seconds, or a duration before now such as 2h")
+    since: str = Field(
+        "1d",
+        alias="from",
+        description="start of the time range: a Unix time in seconds, or a duration before now such as 2h",
+    )
+    until: str = Field(
+        "0s",
+        alias="to",
+        description="end of the time range: a Unix time in seconds, or a duration before now such as 2h",
+    )
     parts: bool = False
-    token: str | None = Field(None, description="token, instead of the Authorization header")
+    token: str | None = Field(None, description="bearer token, as an alternative to the Authorization header")
 
 
 Asked = Annotated[Between, Query()]

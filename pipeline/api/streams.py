@@ -74,7 +74,7 @@ class Health(Ok):
     streams: int
     unhealthy: dict[str, AnyText]
     sinks: dict[str, AnyText | None] | None = Field(
-        None, description="names of paused sinks; a restart of Saccade would not help"
+        None, description="names of paused sinks, which are retried; a restart of Saccade is not needed"
     )
     workers: dict[str, AnyText] | None = Field(None, description="workers that are not ready")
 
@@ -131,7 +131,7 @@ class Worker(BaseModel):
     reason: AnyText | None
     pid: int | None
     streams: list[str]
-    busy: float | None = Field(description="busy fraction of the worker's engine, 0 to 1")
+    busy: float | None = Field(description="fraction of time in which the worker's engine is busy, from 0 to 1")
     rss_bytes: int | None
     starts: int
     restarted_in_s: list[float]

@@ -21,7 +21,7 @@ Windows = Annotated[
         min=0,
         max=16,
         metavar="N",
-        help="Windows per image in native resolution, at random positions (see `saccade run --saccades`).",
+        help="Number of windows in native resolution per image, at random positions (see `saccade run --saccades`).",
     ),
 ]
 
@@ -95,7 +95,7 @@ def bench_throughput(
     streams: Annotated[str, typer.Option(metavar="N,N,…", help="Numbers of streams to measure.")] = "8,32",
     objects: Objects = None,
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
-    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds per row.")] = 5.0,
+    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds per measurement.")] = 5.0,
     saccades: Windows = 0,
     as_json: Json = False,
 ) -> None:
@@ -128,7 +128,7 @@ def bench_cameras(
     ] = "5-30",
     seconds: Annotated[float, typer.Option(min=1, max=600, help="Seconds to run.")] = 20.0,
     deadline_ms: Annotated[
-        float, typer.Option(min=0, help="Deadline of a result after its frame; 0 for no limit.")
+        float, typer.Option(min=0, help="Maximum latency of a result, in milliseconds; 0 for no limit.")
     ] = 250.0,
     load: Annotated[
         float | None,
@@ -137,7 +137,9 @@ def bench_cameras(
             help="Frame rate of all cameras together, as a multiple of the model's throughput; overrides --fps.",
         ),
     ] = None,
-    weights: Annotated[str, typer.Option(metavar="W,W,…", help="Weights of the cameras, in order.")] = "1",
+    weights: Annotated[
+        str, typer.Option(metavar="W,W,…", help="Scheduling weights of the cameras, in the order of the cameras.")
+    ] = "1",
     objects: Objects = None,
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     saccades: Windows = 0,

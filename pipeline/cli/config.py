@@ -25,7 +25,8 @@ def check_config(
         ),
     ] = None,
     token: Annotated[
-        str | None, typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="Token for --diff.")
+        str | None,
+        typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="Token of the Saccade that --diff names."),
     ] = None,
 ) -> None:
     """Check a configuration file and list its streams, without opening sources or outputs.

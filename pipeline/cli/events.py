@@ -94,7 +94,8 @@ def search(
     url: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Address of a running Saccade (--http), which searches its stores with its model."
+            metavar="URL",
+            help="Address of a running Saccade (--http), which searches its own events with its own model.",
         ),
     ] = None,
     token: Annotated[
@@ -102,7 +103,7 @@ def search(
         typer.Option(
             metavar="TOKEN",
             envvar="SACCADE_TOKEN",
-            help="Token for --url. The environment variable SACCADE_TOKEN is safer.",
+            help="Token of the Saccade that --url names. The environment variable SACCADE_TOKEN is safer.",
         ),
     ] = None,
     as_json: Json = False,

@@ -38,7 +38,7 @@ _PANELS = {
 }
 
 app = App(
-    help="Real-time video analytics with a vision-language model: a video in, boxes, points and answers out.",
+    help="Real-time video analytics with a vision-language model: detects objects in video and answers questions.",
     add_completion=False,
     invoke_without_command=True,
     pretty_exceptions_enable=False,
@@ -162,23 +162,30 @@ def run(
 def demo(
     given: Settings,
     source: Annotated[
-        list[str] | None, typer.Option(help="A stream to show: a camera, or a file to loop; repeatable.")
+        list[str] | None, typer.Option(help="Stream to show: a camera, or a file that is played in a loop; repeatable.")
     ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; any address except 127.0.0.1 needs a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any.")] = 8080,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free port.")] = 8080,
     token: Annotated[
         str | None,
-        typer.Option(metavar="TOKEN", envvar="SACCADE_TOKEN", help="Token for the page (generated if needed)."),
+        typer.Option(
+            metavar="TOKEN",
+            envvar="SACCADE_TOKEN",
+            help="Token for the web console; the default is a generated token if a token is required.",
+        ),
     ] = None,
-    token_file: Annotated[str | None, typer.Option(metavar="FILE", help="File with the token.")] = None,
+    token_file: Annotated[str | None, typer.Option(metavar="FILE", help="File that contains the token.")] = None,
     tls: Annotated[
         bool, typer.Option("--tls", help="Serve https. Without --cert, the certificate is self-signed.")
     ] = False,
     cert: Annotated[str | None, typer.Option(metavar="FILE", help="Certificate in PEM format, for https.")] = None,
     key: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Key of the certificate, if it is in another file.")
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Private key of the certificate in PEM format, if the key is in another file."
+        ),
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     quiet: Quiet = False,
@@ -219,7 +226,7 @@ def image(
     given: Settings,
     source: Annotated[str, typer.Argument(metavar="PHOTO", help="An image file.")],
     out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Annotated image to write, such as found.png.")
+        str | None, typer.Option(metavar="FILE", help="Output file for the annotated image, such as found.png.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -241,8 +248,10 @@ def image(
 def probe(
     given: Settings,
     source: Annotated[str, typer.Argument(metavar="URL", help="Source: an address, a file or the number of a webcam.")],
-    out: Annotated[str | None, typer.Option(metavar="FILE", help="Image to write, such as seen.jpg.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds to watch a live source.")] = 3.0,
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Output file for an image of the source, such as seen.jpg.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds to receive a live source.")] = 3.0,
     as_json: Json = False,
 ) -> None:
     """Open a video source, and report codec, size, frame rate, latency and packet loss.
@@ -259,7 +268,7 @@ def probe(
 
 @app.command()
 def discover(
-    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="Seconds to wait for answers.")] = 3.0,
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="Seconds to wait for replies of cameras.")] = 3.0,
     user: Annotated[
         str | None, typer.Option(metavar="NAME", help="User name of the cameras, to list their video streams.")
     ] = None,
@@ -281,7 +290,7 @@ def discover(
 @app.command()
 def mcp(
     url: Annotated[
-        str, typer.Option(metavar="URL", help="HTTP API of a running Saccade (--http).")
+        str, typer.Option(metavar="URL", help="Address of the HTTP API of a running Saccade (--http).")
     ] = "http://127.0.0.1:8080",
     http: Annotated[
         str | None,
@@ -295,7 +304,7 @@ def mcp(
             help="Token of the API. HTTP clients of this server must send it, too.",
         ),
     ] = None,
-    token_file: Annotated[str | None, typer.Option(metavar="FILE", help="File with the token.")] = None,
+    token_file: Annotated[str | None, typer.Option(metavar="FILE", help="File that contains the token.")] = None,
 ) -> None:
     """Give AI assistants access to the streams of a running Saccade (Model Context Protocol).
 
@@ -365,10 +374,11 @@ def doctor(
     gpu: Annotated[bool, typer.Option("--gpu", help="Compare each GPU's results with the CPU's.")] = False,
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Check a checkpoint: model family, dtypes and input of the region heads."),
+        typer.Option(metavar="NAME", help="Check this checkpoint: model family, dtypes and input of the region heads."),
     ] = None,
     refiner: Annotated[
-        str | None, typer.Option(metavar="FILE", help="With --model: check whether this refiner fits the model.")
+        str | None,
+        typer.Option(metavar="FILE", help="With --model: check whether this outline refiner fits the model."),
     ] = None,
 ) -> int:
     """List installed packages, devices and codecs, and report missing components."""

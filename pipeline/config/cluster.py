@@ -12,7 +12,7 @@ class ClusterSettings(NullIsUnset):
     ray: Text | None = setting(
         None,
         "Run the workers on this Ray cluster: its address, or auto.",
-        more=f"The workers are spread over the machines. Each machine needs this program: "
+        more=f"The workers are spread over the machines. Install Saccade on each machine: "
         f"{install_command('ray')}. If this command is killed, the workers continue, and the same command "
         f"reconnects to them.",
         metavar="ADDRESS",

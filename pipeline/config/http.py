@@ -34,7 +34,7 @@ class HttpSettings(NullIsUnset):
     http_token_file: FileText | None = setting(None, "File with the token, instead of http_token.", metavar="FILE")
     http_access: FileText | None = setting(
         None,
-        "Access file of the HTTP server: viewers, operators and admins, each with a token.",
+        "File with the clients of the HTTP server: viewers, operators and admins, each with a token.",
         more="The file can also limit clients to streams, trust the headers of an authenticating proxy, and "
         "write an audit log. docs/guides/http.md shows an example. A client with http_token is then an "
         "admin.",
@@ -54,7 +54,9 @@ class HttpSettings(NullIsUnset):
     http_cert: FileText | None = setting(
         None, "TLS certificate (PEM) of the HTTP server, to serve https.", metavar="FILE"
     )
-    http_key: FileText | None = setting(None, "Key of the certificate, if it is in another file.", metavar="FILE")
+    http_key: FileText | None = setting(
+        None, "Private key of the certificate in PEM format, if the key is in another file.", metavar="FILE"
+    )
 
     ice_servers: list[Text] = setting(
         [],

@@ -47,7 +47,7 @@ class Prompts(NullIsUnset):
         "Questions to answer on every frame, for models that answer questions.",
         more="A question can end with choices, such as 'Is the door open? [yes|no]'. The answer then has a "
         "probability for each choice. `[reasoning]` "
-        "asks for reasoning before the answer.",
+        "at the end lets the model reason before it answers.",
         metavar="TEXT",
     )
     task: Annotated[list[SkillText], BeforeValidator(as_list), Field(max_length=64)] = setting(
@@ -122,7 +122,7 @@ class ShareSettings(NullIsUnset):
 
     saccades: Saccades = setting(
         "0",
-        "Number of windows per frame in native resolution, for small objects: 0, a number, or auto.",
+        "Number of windows (regions in native resolution) per frame, for small objects: 0, a number, or auto.",
         more="A window costs as much as a frame. Windows are placed on motion without a detected object, on "
         "small objects that were detected before, and step by step on the whole frame. auto uses the "
         "engine's idle time, and no windows if a live stream would drop frames. A frame that is not larger"
@@ -131,8 +131,8 @@ class ShareSettings(NullIsUnset):
     )
     saccade_sweep: Seconds = setting(
         5.0,
-        "Seconds within which the windows of `saccades` cover the whole frame once.",
-        more="While moving objects need the windows, this may take up to 6 times as long for unchanged parts.",
+        "Time in which the windows of `saccades` cover the whole frame once, in seconds.",
+        more="While moving objects use the windows, unchanged parts of the frame can take up to 6 times as long.",
         metavar="SECONDS",
         gt=0,
     )

@@ -28,8 +28,8 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     source: Address = setting(
         "",
         StreamConfig.model_fields["source"].description or "",
-        more="A video file of any container and codec, an image, or a folder of images. The content "
-        'decides, not the name. Write a byte E9 of a name that is not UTF-8 as "\\udce9". The configurations rtsp '
+        more="Files can have any container and codec; the content decides, not the file name. In a file name, write "
+        'a byte that is not valid UTF-8 as in "\\udce9" for E9. The configurations rtsp '
         "and webrtc-demo show live sources.",
     )
     streams: list[ListedStream] = setting(
@@ -39,7 +39,9 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         "command line, give several SOURCEs.",
     )
     model: FileText = setting(
-        "nano", "Included model, checkpoint folder or hub id; `saccade models` lists them.", metavar="MODEL"
+        "nano",
+        "Included model, checkpoint folder or hub ID; `saccade models` lists the included models.",
+        metavar="MODEL",
     )
     device: Text = setting(
         "auto", "Device of the model: auto (the GPU if present), cpu, cuda or cuda:N.", metavar="DEVICE"
@@ -61,7 +63,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     )
     imgsz: int | None = setting(
         None,
-        "Longer side of nano's input, in pixels; with more pixels, nano finds smaller objects and takes more time.",
+        "Longer side of nano's input, in pixels; with more pixels, nano detects smaller objects and takes more time.",
         more="A multiple of 32; default 416. With 640, nano finds more distant faces and persons, and fewer "
         "large objects. A frame takes a third more time on a CPU. Other models have a fixed input size.",
         metavar="PIXELS",
@@ -71,9 +73,9 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     )
     refiner: FileText | None = setting(
         None,
-        "Refiner model for outlines: a file, or a hub id such as moondream/SegHeadRefiner.",
-        more="The refiner improves the outlines of `segment` with the pixels around them. Without it, or if it "
-        "fails, the outline of the model is used. Records say in `refined` whether it was used.",
+        "Model that refines outlines: a file, or a hub ID such as moondream/SegHeadRefiner.",
+        more="The refiner makes the outlines of `segment` more accurate. Without a refiner, or if the refiner "
+        "fails, records contain the outline of the model. The field `refined` of a record shows which outline it is.",
         metavar="FILE",
     )
     workers: int = setting(
@@ -88,13 +90,13 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     )
     out: FileText | None = setting(
         None,
-        "Annotated video to write, an .mp4 file.",
-        more="The video has the timestamps and the sound of the source. An existing file is replaced.",
+        "Output file for the annotated video, an .mp4 file.",
+        more="The video has the timestamps and the audio of the source. An existing file is replaced.",
         metavar="FILE",
     )
     jsonl: FileText | None = setting(
         None,
-        "Records to write, one JSON line per frame; - prints them.",
+        "Output file for the records, one JSON line per frame; - writes to standard output.",
         more="An existing file is replaced.",
         metavar="FILE",
     )
@@ -110,8 +112,8 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     )
     state: Text | None = setting(
         None,
-        "File that stores changes made over http; config stores them in the configuration file itself.",
-        more="Default: FILE.state beside the configuration FILE, or in the working directory if the folder is "
+        "File that stores changes made over HTTP; config stores the changes in the configuration file itself.",
+        more="Default: FILE.state next to the configuration FILE, or in the working directory if the folder is "
         "read-only. Changes of streams that the command line defines are not stored. Saccade stores a "
         "change before it answers. A later edit of the configuration file overrides it.",
         metavar="FILE|config",

@@ -25,7 +25,7 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
         metavar="NAME",
     )
     source: Address = setting(
-        ..., "A video file, an image, a folder, the address of a live source or the number of a webcam."
+        ..., "A video file, an image, a folder of images, the address of a live source or the number of a webcam."
     )
     tiles: int = setting(
         1,
@@ -69,8 +69,8 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
     loss: Literal["hide", "show"] = setting(
         "hide",
         "Handling of RTSP frames with missing packets: hide or show.",
-        more="hide waits for the next key frame, so the model never sees a broken frame. show also passes "
-        "damaged frames on, for viewers on a bad network. Detections on such frames are unreliable.",
+        more="hide waits for the next key frame, so the model never receives a damaged frame. show also passes "
+        "damaged frames to the model. Detections on such frames are unreliable.",
         metavar="HOW",
     )
     tls: Text = setting(
@@ -116,20 +116,20 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
         None,
         "A second stream of the same camera, with larger images, for recordings, clips and snapshots.",
         more="`source` is the camera's small stream, which is analysed. The second stream is only opened for `record` "
-        "or for events with `store`, and is not decoded. Its loss does not stop detection. The RTCP reports of both "
+        "or for events with `store`, and is not decoded. If it fails, detection continues. The RTCP reports of both "
         "streams align clips and snapshots to a frame. An onvif:// address chooses the largest profile. If `source` is "
         "an onvif:// address without a profile, the default is the same address.",
         metavar="SOURCE",
     )
     record: FileText | None = setting(
         None,
-        "Folder for recordings of a camera's original video and sound, without re-encoding.",
+        "Folder for recordings of a camera's original video and audio, without re-encoding.",
         more="Files are FOLDER/NAME/DATE/TIME.mp4, each with 10 minutes of video. "
         "`/video?segment=5m&keep=7d&max_gb=200` "
         "changes this: files of 5 minutes, at most 7 days old, at most 200 GB per stream. A path with {stream} and a "
         "time, such as /video/{stream}-%Y%m%d-%H%M%S.mp4, sets other file names. Video is H.264 or H.265. AAC "
         "and Opus are "
-        "copied; other sound becomes AAC. A stream with a recording needs no prompts.",
+        "copied; other audio is converted to AAC. A stream with a recording needs no prompts.",
         metavar="FOLDER",
     )
 

@@ -294,13 +294,13 @@ class AskSettings(NullIsUnset):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: FileText = Field(description="included model, checkpoint folder or hub id")
+    model: FileText = Field(description="included model, checkpoint folder or hub ID")
     device: Text = Field("auto", description="device of the model: auto, cpu, cuda or cuda:N")
     dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = Field(
         None, description="data type of the weights and activations"
     )
     kv_dtype: Literal["fp8"] | None = Field(None, description="data type of the KV cache")
-    refiner: FileText | None = Field(None, description="refiner of segmentation outlines: a file or hub id")
+    refiner: FileText | None = Field(None, description="model that refines outlines: a file or hub ID")
 
 
 AskConfig = Annotated[AskSettings, BeforeValidator(_model)]
@@ -321,13 +321,13 @@ class KeepSettings(NullIsUnset):
     )
     store: FileText | None = setting(
         None,
-        "Folder for stored events, minute counts and paths of tracks.",
+        "Folder for stored events, object counts per minute and paths of tracks.",
         more="The HTTP server shows the events under /events. Only one process can write the folder at a time. "
         "Stored data survives a killed process.",
         metavar="DIR",
     )
     store_keep: Seconds | None = setting(
-        None, "Maximum age of stored events, such as 30d; a rule may set another age with `keep`.", metavar="TIME"
+        None, "How long events are stored, such as 30d; the key `keep` of a rule overrides this.", metavar="TIME"
     )
     store_max_gb: float | None = setting(
         None, "Maximum size of all clips and snapshots; the oldest events are deleted first.", metavar="GB", gt=0

@@ -66,7 +66,7 @@ export class Question {
     place.ariaBusy = true;
     try {
       const frame = await this.#snapshot();
-      if (!frame) throw new Problem("There is no frame to ask about yet.");
+      if (!frame) throw new Problem("No frame has arrived yet. Ask again when the video is shown.");
       if (asking.signal.aborted) return;
       $("asked-frame").src = URL.createObjectURL(frame);
       [place.hidden, words.textContent] = [false, "…"];
@@ -80,7 +80,7 @@ export class Question {
       if (!text) words.textContent = "The model returned no answer.";
     } catch (problem) {
       if (asking.signal.aborted) return;
-      [place.hidden, words.textContent] = [false, problem instanceof Problem ? problem.message : "The connection was lost."];
+      [place.hidden, words.textContent] = [false, problem instanceof Problem ? problem.message : "The connection to the server was lost. Ask again."];
     } finally {
       if (asking === this.#asking) place.ariaBusy = false;
     }

@@ -9,7 +9,7 @@ const WANTED = {width: {ideal: 1280}, height: {ideal: 720}, frameRate: {ideal: 3
 export function openCamera(deviceId) {
   if (!navigator.mediaDevices) {
     throw new Problem(
-      "Browsers open the camera only on https and on localhost. Open this page as http://localhost, or play a video.",
+      "Browsers allow a camera only on https pages and on localhost. Open this page at http://localhost, or use a video.",
     );
   }
   const which = deviceId ? {deviceId: {exact: deviceId}} : {facingMode: "environment"};
@@ -38,7 +38,7 @@ export function cameraTrouble(error) {
       return "No camera was found. Connect one, or play the demo clip.";
     case "NotReadableError":
     case "AbortError":
-      return "The camera does not start. Close other programs that use it, then try again.";
+      return "The camera cannot be started. Close other programs that use the camera, then try again.";
     default:
       return error.plain ? error.message : "This browser cannot use the camera.";
   }

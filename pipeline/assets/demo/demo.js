@@ -57,9 +57,9 @@ async function useVideo(url, name, title) {
     const {own} = stage;
     Object.assign(own, {src: url, loop: true});
     await own.play();
-    if (!own.videoWidth) throw new Problem("The file contains only audio, no video.");
+    if (!own.videoWidth) throw new Problem("This file contains only audio. Choose a video file.");
     const stream = own.captureStream?.() ?? own.mozCaptureStream?.();
-    if (!stream) throw new Problem("This browser cannot send a video file. Use the camera, or open this page in Chrome or Firefox.");
+    if (!stream) throw new Problem("This browser cannot stream a video file. Use the camera, or open this page in Chrome or Firefox.");
     publish(name, title, stream, () => {});
   } catch (error) {
     const unplayable = "This browser cannot play this video. Use MP4 with H.264, WebM or an image.";
@@ -212,7 +212,7 @@ function fail(words) {
 
 async function state(kind, words) {
   if (kind === "failed") return fail(words);
-  status(kind, kind === "lost" ? "connecting again…" : words);
+  status(kind, kind === "lost" ? "reconnecting…" : words);
   if (kind === "lost") {
     const mine = visit;
     const reason = now?.kind === "watched" ? await cause(now.stream) : "";
@@ -253,7 +253,7 @@ function watchSilence() {
   if (!now || now.kind === "image") return;
   const silent = performance.now() - now.heardAt > NOTHING_MS && $("status").dataset.state === "live";
   if (silent && $("message").hidden) {
-    notify("No results: the stream has stopped, or the model is busy with other streams.", "silent");
+    notify("No results arrive: the stream has stopped, or the model is busy with other streams.", "silent");
   } else if (!silent && $("message").dataset.kind === "silent") {
     hush();
   }
@@ -295,7 +295,7 @@ function freeze(wanted) {
   stage.frozen = wanted;
   $("freeze").setAttribute("aria-pressed", wanted);
   const time = new Date().toLocaleTimeString([], {hour12: false});
-  const words = `Frozen at ${time}: the boxes belong to exactly this frame`;
+  const words = `Frozen at ${time}; the boxes belong to this frame`;
   $("caption").textContent = wanted ? words : "";
   $("caption").hidden = !wanted;
 }

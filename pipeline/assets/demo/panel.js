@@ -90,7 +90,7 @@ export class Prompts {
     $("unknown").replaceChildren(make("b", {textContent: `${wrong.replace(/[.?]?$/, (end) => end || ".")}`}));
     if (!known) return;
     const near = wrong.match(/did you mean '(.+)'/)?.[1];
-    const all = make("button", {type: "button", className: "link", textContent: `See all ${this.#classes?.length} names`});
+    const all = make("button", {type: "button", className: "link", textContent: `Show all ${this.#classes?.length} labels`});
     all.onclick = () => {
       $("all").open = true;
       $("all").querySelector("summary").focus();
@@ -106,7 +106,7 @@ export class Prompts {
   refuse(words) { this.#warn(words); }
 
   #remove(name) {
-    if (this.#names.length === 1) return this.#warn("At least one name is required: add another name first.");
+    if (this.#names.length === 1) return this.#warn("At least one label is required. Add another label first.");
     this.#names = this.#names.filter((one) => one !== name);
     this.#warn("");
     this.#show();
@@ -118,7 +118,7 @@ export class Prompts {
       const chip = document.createElement("li");
       const text = make("span", {textContent: name});
       const cross = make("button", {type: "button", textContent: "×"});
-      cross.setAttribute("aria-label", `Do not look for ${name}`);
+      cross.setAttribute("aria-label", `Remove the label ${name}`);
       cross.onclick = () => {
         this.#remove(name);
         $("name").focus();

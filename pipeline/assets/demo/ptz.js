@@ -25,7 +25,7 @@ export class Ptz {
       const {presets} = await (await this.#camera("")).json();
       if (stream !== this.#stream || !presets.length) return;
       const options = presets.map(({token, name}) => new Option(name || token, token));
-      this.#select.replaceChildren(new Option("Turn to…", ""), ...options);
+      this.#select.replaceChildren(new Option("Turn to preset…", ""), ...options);
       $("presets").hidden = false;
     } catch { /* a camera without PTZ */ }
   }

@@ -139,7 +139,7 @@ export class Recordings {
     });
     $("recording-strip").replaceChildren(...bars, ...marks, $("recording-now") ?? this.#cursor());
     const gaps = this.#spans.slice(1).filter(({after}) => after).length;
-    $("recording-strip").setAttribute("aria-valuetext", this.#player.time ? words(this.#player.time) : "nothing is played");
+    $("recording-strip").setAttribute("aria-valuetext", this.#player.time ? words(this.#player.time) : "not playing");
     if (this.#spans.length) {
       const missing = gaps ? ` with ${gaps} ${gaps > 1 ? "gaps" : "gap"}` : "";
       $("recording-note").textContent = `Recorded since ${words(Math.max(this.#begin, this.#spans[0].begin))}${missing}`;

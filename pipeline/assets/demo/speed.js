@@ -110,6 +110,6 @@ export class Figures {
       place.textContent = `${ms < 9.95 ? ms.toFixed(1) : Math.round(ms)} ms`;
     });
     const parts = PARTS.map((name, at) => `${name} ${Math.round(this.#means[at])}`).join(", ");
-    $("split").setAttribute("aria-label", `Of ${Math.round(total)} milliseconds: ${parts}`);
+    $("split").setAttribute("aria-label", `Latency of ${Math.round(total)} milliseconds: ${parts}`);
   }
 }

@@ -6,7 +6,7 @@ const $ = (id) => document.getElementById(id);
 const MOST = 24;  // events at a time
 const LIST_MS = 5000;
 const ASKED_MS = 120_000;  // that the model may take for a search
-const HINTS = {words: "search labels, rules and answers…", images: "what should be seen, such as a person…"};
+const HINTS = {words: "search labels, rules and answers…", images: "describe what to find, such as a person…"};
 
 const make = (tag, properties, ...children) => {
   const one = Object.assign(document.createElement(tag), properties);
@@ -20,7 +20,7 @@ const day = new Intl.DateTimeFormat([], {weekday: "short", day: "numeric", month
 /** When an event was, and for how long, in words. */
 export function timeOf({start_time: start, end_time: end, capture_clock: how}) {
   const seconds = end === null ? null : Math.round(end - start);
-  const length = seconds === null ? "going on" : seconds < 60 ? `${seconds} s` : `${Math.round(seconds / 60)} min`;
+  const length = seconds === null ? "ongoing" : seconds < 60 ? `${seconds} s` : `${Math.round(seconds / 60)} min`;
   if (how === "file") return `at ${start.toFixed(1)} s · ${length}`;
   const date = new Date(1000 * start);
   const today = date.toDateString() === new Date().toDateString();
@@ -111,7 +111,7 @@ export class Timeline {
   async #load(more) {
     const asked = ++this.#asked;
     const asks = this.#asks;
-    note(asks ? "The model looks at the images of up to 50 events…" : "");
+    note(asks ? "The model checks the images of up to 50 events…" : "");
     try {
       const response = await ask(this.#query(more ? this.#after : null), asks ? {signal: AbortSignal.timeout(ASKED_MS)} : {});
       const {events, after} = await response.json();
@@ -168,7 +168,7 @@ export class Timeline {
     const show = ({false_alarm: wrong = false, held_back: held = 0}) => {
       if ($("player").dataset.event !== id) return;
       thumb.setAttribute("aria-pressed", wrong);
-      thumb.querySelector("span").textContent = wrong ? `False alarm · ${held} held back` : "False alarm";
+      thumb.querySelector("span").textContent = wrong ? `False alarm · ${held} suppressed` : "False alarm";
       thumb.hidden = false;
     };
     const read = async () => show(await (await ask(path)).json());

@@ -113,7 +113,7 @@ export class Regions {
     this.#chosen = null;
     this.#drawing = {kind, points: []};
     const hint = kind === "zones" ? "Click or tap the corners of the zone; select the first corner again to finish."
-      : "Click or tap the start and the end of the line. Crossing to its right counts as forward.";
+      : "Click or tap the start and the end of the line. A crossing to the right, seen from start to end, counts as forward.";
     $("drawing").hidden = false;
     $("drawing").querySelector("p").textContent = hint;
     $("stage").scrollIntoView({block: "nearest"});  // on a phone it is above what was pressed

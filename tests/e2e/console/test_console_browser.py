@@ -217,7 +217,7 @@ def test_freeze_holds_a_frame_and_its_boxes(page: Tab) -> None:
     page.until(f"{SEEN}?.objects.length > 0", seconds=25)
     press(page, "#freeze")
     held = page.eval(f"JSON.stringify({SEEN})")
-    assert "belong to exactly this frame" in words(page, "#caption")
+    assert "the boxes belong to this frame" in words(page, "#caption")
     page.eval("new Promise((done) => setTimeout(done, 600))")
     assert page.eval(f"JSON.stringify({SEEN})") == held
     page.eval("document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'f', bubbles: true}))")
@@ -320,7 +320,7 @@ def test_an_onvif_camera_is_turned_to_a_preset(tmp_path: Path) -> None:
                 with tab(f"http://127.0.0.1:{port}/#/stream/gate", tmp_path / "profile") as page:
                     page.until("document.getElementById('presets').checkVisibility()", seconds=25)
                     options = "[...document.querySelectorAll('#presets option')].map((one) => one.textContent)"
-                    assert page.eval(options) == ["Turn to…", "Gate", "Car park"]
+                    assert page.eval(options) == ["Turn to preset…", "Gate", "Car park"]
                     page.until("saccade.stage.shown", seconds=25)
                     assert violations(page) == []
                     page.eval("""const select = document.querySelector('#presets select');

@@ -129,7 +129,7 @@ def test_what_is_looked_for_changes_while_it_runs(demo: Demo, film: Path, tmp_pa
         look_for(page, "dogs")
         page.until("document.getElementById('chips').innerText.includes('dog')")
         assert words(page, "#unknown") == ""
-        press(page, "#chips button[aria-label='Do not look for person']")
+        press(page, "#chips button[aria-label='Remove the label person']")
         page.until(f"{SEEN}?.objects.length === 0")
         (name,) = demo.streams.names
         until(lambda: [task.label for task in demo.streams.get(name).tasks] == ["dog"])  # type: ignore[union-attr]

@@ -48,8 +48,8 @@ class Item {
     this.#bar.style.setProperty("--off", off);
     this.#fill.style.width = `${100 * (p ?? 0)}%`;
     this.#value.textContent = p === null ? "–" : `${Math.round(100 * p)}%`;
-    const words = p === null ? "no answer now" : `${Math.round(100 * p)} percent`;
-    this.#bar.title = `p(yes) ${words}. An event begins at ${Math.round(100 * on)}% and ends at ${Math.round(100 * off)}%.`;
+    const words = p === null ? "is unknown" : `is ${Math.round(100 * p)} percent`;
+    this.#bar.title = `The probability of yes ${words}. An event begins at ${Math.round(100 * on)}% and ends at ${Math.round(100 * off)}%.`;
     this.#bar.setAttribute("role", "img");
     this.#bar.setAttribute("aria-label", this.#bar.title);
   }
@@ -157,7 +157,7 @@ export class Rules {
     try {
       await ask(`${this.#path}${path}`, {method, headers: {"Content-Type": YAML}, body});
       if (method === "PUT") {
-        $("announcement").textContent = "The rules apply from the next frame";
+        $("announcement").textContent = "The new rules apply from the next frame";
         this.#refresh();
       }
       return null;

@@ -32,18 +32,18 @@ export async function ask(path, init = {}) {
   try {
     response = await fetch(path, {signal: AbortSignal.timeout(CONNECT_MS), ...init, headers});
   } catch {
-    throw new Problem("The server does not answer. Is Saccade still running?");
+    throw new Problem("The server does not respond. Check that Saccade is running.");
   }
   if (response.ok) return response;
   const body = await response.json().catch(() => ({}));
   const reason = body.error?.message ?? body.error;
   switch (response.status) {
-    case 401: throw new Problem("This server requires a token: add ?token=… to the address.", true);
+    case 401: throw new Problem("This server requires a token. Add ?token=… to the address of this page.", true);
     case 403: throw new Problem(`The server rejected the request: ${reason}.`, true);
-    case 404: throw new Problem("This stream has no video now.");
+    case 404: throw new Problem("The video of this stream is not available now.");
     case 503: throw new Problem(`The server is full: ${reason}.`);
     default: {
-      const problem = new Problem(`The server answers: ${reason || response.statusText}.`, response.status < 500);
+      const problem = new Problem(`The server returned an error: ${reason || response.statusText}.`, response.status < 500);
       throw Object.assign(problem, {body});
     }
   }
@@ -170,7 +170,7 @@ export class Link {
     });
     this.#session = response.headers.get("Location");
     await peer.setRemoteDescription({type: "answer", sdp: await response.text()});
-    const blocked = new Problem("The server answers, but no video arrives (a firewall may block UDP).");
+    const blocked = new Problem("The server is connected, but no video arrives. A firewall can block UDP.");
     blocked.blocked = true;
     const late = setTimeout(() => failed(blocked), CONNECT_MS);
     await open.finally(() => clearTimeout(late));
@@ -179,8 +179,8 @@ export class Link {
   }
 
   async #watchHttp() {
-    if (!this.#name) throw new Problem("This browser cannot send video: it has no WebRTC.", true);
-    if (!playable) throw new Problem("This browser can show no live video: it has neither WebRTC nor MediaSource.", true);
+    if (!this.#name) throw new Problem("This browser cannot send video, because it does not support WebRTC.", true);
+    if (!playable) throw new Problem("This browser cannot show live video, because it supports neither WebRTC nor MediaSource.", true);
     const query = this.#path.match(/\?.*/)?.[0] ?? "";
     const over = this.#over = new AbortController();
     const late = setTimeout(() => over.abort(), 1.5 * CONNECT_MS);
