@@ -9,10 +9,10 @@ _ZONE = re.compile(r"(\[[0-9A-Fa-f:.]+)%[^\]/@\s]*\]")
 
 
 def with_plain_zone(url: str) -> str:
-    """Write an IPv6 zone in a URL as `[fe80::1%eth0]`, as the system and FFmpeg expect. RFC 6874 writes `%25` for %."""
+    """Convert the IPv6 zone in a URL from `%25eth0` (RFC 6874) to `%eth0`, as the system and FFmpeg expect."""
     return _ESCAPED.sub(r"\1\2", url)
 
 
 def without_zone(url: str) -> str:
-    """Remove the IPv6 zone from a URL, because a zone has no meaning for a server."""
+    """Remove the IPv6 zone from a URL, because a zone is meaningful only on this machine."""
     return _ZONE.sub(r"\1]", url)

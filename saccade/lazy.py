@@ -1,4 +1,4 @@
-"""Lazy imports: a package exports names, and a name's module is imported when the name is first used (PEP 562).
+"""Lazy imports: a module is imported when one of its exported names is first used (PEP 562).
 
 Results and errors are thus available without importing torch, and the command line's help without torch and FFmpeg.
 """

@@ -1,4 +1,4 @@
-"""Resolves host names in daemon threads, because the system's resolver may block for minutes.
+"""Resolves host names in daemon threads, because the system's resolver can block for minutes.
 
 At exit, Python waits for asyncio's executor threads, but not for daemon threads.
 """
@@ -55,18 +55,18 @@ _pending: dict[tuple[str, int | None], _Lookup] = {}  # guarded by the lock; one
 def look_up(
     host: str, port: int | None = None, *, limit_s: float = LOOKUP_S, cancelled: threading.Event | None = None
 ) -> Addresses:
-    """Resolve a host for TCP, with a time limit. The result has the format of `socket.getaddrinfo`.
+    """Resolve a host for TCP, with a timeout. The result has the format of `socket.getaddrinfo`.
 
-    After the limit, the lookup continues in the background, and a later call for the same host uses its result.
+    After a timeout, the lookup continues in the background, and a later call for the same host uses its result.
 
     Args:
         host: host name or IP address.
         port: port for the addresses.
-        limit_s: longest wait in seconds.
-        cancelled: event; setting it ends the wait.
+        limit_s: timeout in seconds.
+        cancelled: event that ends the wait when it is set.
 
     Raises:
-        TimeoutError: if there is no result within the limit, or `cancelled` is set.
+        TimeoutError: after the timeout, or if `cancelled` is set.
         OSError, UnicodeError: see `socket.getaddrinfo`.
     """
     with suppress(ValueError):
@@ -95,7 +95,7 @@ class DaemonLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Run a function in an executor, as asyncio does. Without an executor, the function gets a daemon thread."""
+        """Run a function in an executor, as asyncio does. Without an executor, the function runs in a daemon thread."""
         if executor is not None:
             return super().run_in_executor(executor, func, *args)
         future: asyncio.Future[T] = self.create_future()

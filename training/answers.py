@@ -1,7 +1,7 @@
-"""Training targets and losses of the text decoder. Its answers are derived from the detector's output.
+"""Training targets and losses of the text decoder. The targets are derived from the detector's output.
 
 A prompt asks for one class, with the task `detect` or `point`. The target answer lists the detected boxes of this
-class, best first. The decoder learns to copy these boxes, which needs no labels. At the start of each object, its
+class, best first. The decoder learns to copy these boxes, which needs no labels. At the start of each object, the
 target is the probability that the object is correct. Scores are therefore calibrated.
 """
 
@@ -35,11 +35,11 @@ class Answers:
     """Target answers for P prompts on each of B augmented images, with at most O detections per answer.
 
     Attributes:
-        classes: (B, P) int64 class of each prompt.
+        classes: (B, P) int64 class ID of each prompt.
         points: (B, P) bool, True for a point prompt.
-        boxes: (B, P, O, 4) cx cy w h, in the order of the detections.
+        boxes: (B, P, O, 4) float, cx cy w h as fractions of the image, in the order of the detections.
         count: (B, P) int64 number of boxes in each answer.
-        right: (B, P, O) float probability that each object is correct, the target of the start value.
+        right: (B, P, O) float probability that each object is correct, the target of the decoder's score.
         weight: (B, P, O) float loss weight; 0 if the label is unknown.
     """
 
@@ -52,7 +52,7 @@ class Answers:
 
 
 def similar_classes(classes: tuple[str, ...], device: torch.device) -> torch.Tensor:
-    """Return (classes, classes) bool, True for pairs of classes that are easily confused with each other."""
+    """Return (classes, classes) bool, True for pairs of classes that are easily confused."""
     table = torch.zeros(len(classes), len(classes), dtype=torch.bool)
     for group in _GROUPS:
         members = torch.tensor([classes.index(name) for name in group if name in classes], dtype=torch.int64)
@@ -97,17 +97,17 @@ def choose(
     n_objects: int,
     judged: tuple[torch.Tensor, torch.Tensor],
 ) -> Answers:
-    """Choose random classes to prompt for: classes in the view, similar classes, and absent classes.
+    """Choose random classes to prompt for in each augmented image (view).
 
-    Each augmented image (view) has at least one prompt for an absent class.
+    Classes in the view and similar classes are more likely. Each view has at least one prompt for an absent class.
 
     Args:
         finds: detections in B views.
         batch: the views.
-        similar: pairs of easily confused classes, from `similar_classes`.
+        similar: (classes, classes) bool, pairs of easily confused classes; see `similar_classes`.
         n_prompts: number of prompts per view.
         n_objects: maximum number of objects in an answer.
-        judged: probabilities and loss weights of the detections, from `judge`.
+        judged: probabilities and loss weights of the detections; see `judge`.
     """
     n_classes, device = len(similar), similar.device
     one_hot = F.one_hot(batch.labels.clamp(min=0), n_classes).bool() & (batch.labels >= 0).unsqueeze(-1)
@@ -145,7 +145,7 @@ def choose(
 
 
 def sequence_mask(prefix: int, prompts: int, length: int) -> torch.Tensor:
-    """Return the attention mask (S, S) bool for the sequence [image prefix, prompt 1, prompt 2, …].
+    """Return the attention mask (S, S) bool of the sequence [image prefix, prompt 1, prompt 2, …]. True means allowed.
 
     Each position of a prompt attends to the prefix and to earlier positions of the same prompt.
     """
@@ -158,7 +158,7 @@ def sequence_mask(prefix: int, prompts: int, length: int) -> torch.Tensor:
 
 
 class Answerer(nn.Module):
-    """The text decoder's forward pass for training: maps image tokens, prompts and answers to hidden states."""
+    """Forward pass of the text decoder for training: maps image tokens, prompts and answers to hidden states."""
 
     def __init__(self, model: Moondream, n_prompts: int, n_objects: int) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class Answerer(nn.Module):
             tokens: (B, n_tokens, dim) image tokens.
             class_ids: (B, P) int64 token IDs of the class names.
             points: (B, P) bool, True for a point prompt.
-            boxes: (B, P, O, 4) answers, used as decoder inputs.
+            boxes: (B, P, O, 4) boxes of the answers, cx cy w h, as decoder inputs.
 
         Returns:
             (B, P, 3 O, dim) hidden states from which each decoding step samples.
@@ -209,13 +209,16 @@ class Answerer(nn.Module):
         return stated[:, :, self.n_head + self.suffix :]  # type: ignore[no-any-return]
 
     def steps(self, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what each step samples (0: start and x, 1: y, 2: size), and its object index; both (B, P, 3 O)."""
+        """Return the sampled quantity of each decoding step and its object index, both (B, P, 3 O) int64.
+
+        The quantities are 0 (start or stop, and x), 1 (y) and 2 (width and height).
+        """
         flag = points.long()
         return self.kinds[flag], self.objects[flag]  # type: ignore[index]
 
 
 def read_back(boxes: torch.Tensor, noise: float) -> torch.Tensor:
-    """Return boxes (…, 4) rounded to coordinate bins. Random noise in proportion to the box size is added."""
+    """Return boxes (…, 4) cx cy w h with random noise, rounded to bins. The noise is proportional to the box size."""
     centre, size = boxes[..., :2], boxes[..., 2:]
     centre = centre + torch.randn_like(centre) * size * noise
     size = size * torch.exp(torch.randn_like(size) * noise)
@@ -226,13 +229,13 @@ def read_back(boxes: torch.Tensor, noise: float) -> torch.Tensor:
 def answer_losses(answerer: Answerer, hidden: torch.Tensor, answers: Answers, room: int) -> dict[str, torch.Tensor]:
     """Return the mean loss of each sampled quantity: start or stop, x, y, w and h.
 
-    The result also contains "off": the fraction of x coordinates that are wrong by two bins or more.
+    The result also contains "off": the fraction of x coordinates that are wrong by more than two bins.
 
     Args:
         answerer: module that computed `hidden`.
         hidden: (B, P, 3 O, dim) hidden states.
         answers: prompts with exact answers.
-        room: fixed number of decoding steps that are used in the loss of each quantity.
+        room: maximum number of objects for which losses are computed. Tensors have this fixed size.
     """
     model = answerer.model
     kind, which = answerer.steps(answers.points)
@@ -274,7 +277,7 @@ def answer_losses(answerer: Answerer, hidden: torch.Tensor, answers: Answers, ro
 
 
 def _soft_loss(scores: torch.Tensor, target: torch.Tensor, blur: float) -> torch.Tensor:
-    """Return the KL divergence (N,) between a Gaussian around `target` (N,) and the logits (N, bins)."""
+    """Return the KL divergence (N,) of logits (N, bins) from Gaussian distributions with the means `target` (N,)."""
     bins = torch.arange(scores.shape[1], device=scores.device)
     wanted = torch.softmax(-0.5 * ((bins - target.unsqueeze(1)) / blur) ** 2, dim=1)
     return (wanted * (wanted.clamp(min=1e-9).log() - torch.log_softmax(scores, dim=1))).sum(1)

@@ -17,10 +17,10 @@ _FAR = 1.0, 2.0  # sides of a far view's windows, in those of an image
 
 @dataclass(slots=True)
 class Batch:
-    """B augmented views of images, with their labels.
+    """B augmented images (views) with their labels.
 
     Attributes:
-        images: (B, 3, size, size) from -1 to 1.
+        images: (B, 3, height, width) float from -1 to 1.
         boxes: (B, M, 4) float32 cx cy w h as fractions of the view.
         labels: (B, M) int64 class IDs, -1 for padding.
         sure: (B, M) bool, False for boxes with an uncertain label, which are ignored in the loss.
@@ -37,7 +37,7 @@ class Batch:
 def make_batch(
     split: Split, index: torch.Tensor, size: tuple[int, int], mosaic: float, keep: int = 48, far: float = 0.0
 ) -> Batch:
-    """Create a batch of randomly augmented views.
+    """Create a batch of randomly augmented images (views).
 
     Args:
         split: images on the GPU.
@@ -45,8 +45,8 @@ def make_batch(
         size: height and width of a view in pixels; even numbers.
         mosaic: fraction of the batch, 0 to 1, whose views show four images in a 2×2 grid. The other three images are
             random.
-        keep: maximum number of boxes per view. The largest boxes are used.
-        far: fraction of the batch in which the four images are reduced further, to no less than a quarter of the view.
+        keep: maximum number of boxes per view. Smaller boxes are dropped first.
+        far: fraction of the batch, 0 to 1, whose views show four images at a quarter to half of the view's size.
     """
     n_mosaic, n_far = int(len(index) * mosaic), int(len(index) * far)
     parts = []
@@ -120,7 +120,7 @@ def _sample(
     mirror: torch.Tensor,
     finer: int,
 ) -> torch.Tensor:
-    """Resample crops to the size of a view. Crops that shrink are oversampled, then averaged.
+    """Resize crops of images to the size of a view. Crops that shrink are oversampled, then averaged.
 
     The result is close to the area filter that is used for inference.
     """
@@ -158,7 +158,7 @@ def _recolour(images: torch.Tensor) -> torch.Tensor:
     """Augment the colours of images.
 
     Change brightness, contrast, saturation and white balance, blur images, convert them to grey, and add noise. Each
-    operation is applied to a random part of the images.
+    operation is applied to a random subset of the images.
     """
     n = len(images)
 

@@ -1,13 +1,13 @@
-"""Initial weights with which the text decoder copies detections from the image tokens to its answer.
+"""Initial weights that make the text decoder copy detections from the image tokens to its answer.
 
 A decoder with random weights would have to learn that answers are copies. These weights implement copying with a few
-attention heads:
+attention heads. The table shows the token to which each head attends, and what the head copies:
 
-    block 0, head 0   the end of the prompt attends to the previous token: the class name
-    block 1, head 0   after a size: the token before a detection of that size, and its x
-             head 1   after an x: the token with that x, and its y
-             head 2   after a y: the token with that y, and its width and height
-    block 2, head 0   after the prompt: the first token of the class, and its x
+    block 0, head 0   at the end of the prompt: the previous token; its class name
+    block 1, head 0   after a size: the token after the detection of that size; its x
+             head 1   after an x: the token of the detection with that x; its y
+             head 2   after a y: the token of the detection with that y; its width and height
+    block 2, head 0   after the prompt: the first token of the prompted class; its x
 
 Training then changes all weights. The model must have a width of 192, 3 heads, and region heads without hidden layers.
 """
@@ -38,8 +38,11 @@ def wire(model: Moondream, words: torch.Tensor) -> None:
     """Set the initial weights of a new model so that it copies detections to its answer.
 
     Args:
-        model: a model with a detector as vision encoder. The detector does not change.
+        model: a model with a detector as vision encoder. The weights of the detector do not change.
         words: (classes,) int64 token IDs of the class names.
+
+    Raises:
+        ValueError: if the text decoder has unsupported dimensions, or if there are too many classes.
     """
     tower, text, region = model.vision, model.text, model.region
     assert isinstance(tower, DetectorTower)
@@ -124,13 +127,13 @@ def _embed_answers(model: Moondream) -> None:
 
 
 def _waves(start: int, octaves: int = OCTAVES) -> torch.Tensor:
-    """Return the channels for the first octaves of a value's Fourier features, from channel `start` on."""
+    """Return the channel indices of a value's Fourier features: the first `octaves` octaves from channel `start` on."""
     at = torch.arange(octaves)
     return torch.cat([start + at, start + OCTAVES + at])
 
 
 def _look_one_back(block: Block, head: int, places: torch.Tensor) -> None:
-    """Set the weights of an attention head so that it copies the channels `places` of the previous position."""
+    """Set the weights of an attention head so that it copies the channels `places` of the previous token."""
     qkv, half, dim = block.attn.qkv, head // 4, block.attn.config.dim
     angles = 10000.0 ** -(torch.arange(half) / half)  # of one position, as `rotation_table` has them
     for start in (0, dim):
@@ -143,7 +146,7 @@ def _look_one_back(block: Block, head: int, places: torch.Tensor) -> None:
 
 
 def _look_up(block: Block, number: int, asked: torch.Tensor, held: torch.Tensor, gain: float) -> None:
-    """Set the weights of an attention head: queries from channels `asked` match keys from equal channels `held`."""
+    """Set the weights of an attention head: queries from channels `asked` match keys with equal channels `held`."""
     qkv, config = block.attn.qkv, block.attn.config
     start, free = number * config.head_dim, config.rotary_dim
     for first, places in ((start, asked), (config.dim + start, held)):
@@ -153,7 +156,7 @@ def _look_up(block: Block, number: int, asked: torch.Tensor, held: torch.Tensor,
 
 
 def _carry(block: Block, number: int, found: torch.Tensor, stated: torch.Tensor, gain: float) -> None:
-    """Set the weights of an attention head to copy channels `found` of the attended token to channels `stated`."""
+    """Set an attention head to copy channels `found` of the attended token to channels `stated` of the current token."""
     qkv, proj, config = block.attn.qkv, block.attn.proj, block.attn.config
     start = number * config.head_dim
     first = 2 * config.dim + start

@@ -1,6 +1,6 @@
-"""Reads a data pack (a labelled detection data set) as tensors.
+"""Reads a dataset folder (labelled images for detection) as tensors.
 
-A data pack is a folder with `images-NN.tar`, `labels.jsonl.gz` and `classes.txt`.
+A dataset folder contains `images-NN.tar`, `labels.jsonl.gz` and `classes.txt`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ SLOTS = 48  # most boxes kept of one image; the largest win (99.7 % of the image
 
 
 class PackError(ValueError):
-    """Error: a folder is not a valid data pack."""
+    """Error: a folder is not a valid dataset folder."""
 
 
 @dataclass(slots=True)
 class Split:
-    """One split of a data pack, such as 'train', with N images.
+    """One split of a dataset, such as 'train', with N images.
 
     Attributes:
         classes: class names. A class ID is an index into this tuple.
@@ -56,26 +56,26 @@ class Split:
 
 
 def read_classes(folder: Path) -> tuple[str, ...]:
-    """Return the class names of a data pack.
+    """Return the class names of a dataset folder.
 
     Raises:
-        PackError: if the folder is not a data pack.
+        PackError: if the folder is not a dataset folder.
     """
     path = folder / "classes.txt"
     if not path.is_file():
-        raise PackError(f"{folder} is not a folder of labelled images: it has no classes.txt")
+        raise PackError(f"{folder} is not a dataset folder: it has no classes.txt")
     return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
 
 
 def read_labels(folder: Path, split: str) -> list[dict[str, Any]]:
-    """Return the label records of a split, unchanged.
+    """Return the label records of a dataset split, unchanged.
 
     Raises:
-        PackError: if the folder is not a data pack, or if it has no such split.
+        PackError: if the folder is not a dataset folder, or if it has no such split.
     """
     path = folder / "labels.jsonl.gz"
     if not path.is_file():
-        raise PackError(f"{folder} is not a folder of labelled images: it has no labels.jsonl.gz")
+        raise PackError(f"{folder} is not a dataset folder: it has no labels.jsonl.gz")
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             records = [json.loads(line) for line in file]
@@ -84,7 +84,7 @@ def read_labels(folder: Path, split: str) -> list[dict[str, Any]]:
     except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError) as error:
         raise PackError(f"{path} is not a valid file of labels: {type(error).__name__}: {error}") from error
     if not chosen:
-        raise PackError(f"{folder} has no split '{split}'; available: {splits}")
+        raise PackError(f"{folder} has no split '{split}'; it has {splits}")
     return chosen
 
 
@@ -101,7 +101,7 @@ def read_images(folder: Path, records: list[dict[str, Any]]) -> dict[str, bytes]
     for tar_name, ids in wanted.items():
         path = folder / tar_name
         if not path.is_file():
-            raise PackError(f"{folder} has no image archive {tar_name}")
+            raise PackError(f"{folder} has no {tar_name}")
         try:
             with tarfile.open(path) as tar:
                 for member in tar:
@@ -116,7 +116,7 @@ def read_images(folder: Path, records: list[dict[str, Any]]) -> dict[str, bytes]
 
 
 def open_image(encoded: dict[str, bytes], name: str) -> Image.Image:
-    """Decode an image from `read_images` as RGB.
+    """Decode the image `name` to RGB. `encoded` contains JPEG or PNG files by image ID; see `read_images`.
 
     Raises:
         PackError: if the image is corrupt.
@@ -128,10 +128,10 @@ def open_image(encoded: dict[str, bytes], name: str) -> Image.Image:
 
 
 def load_split(folder: Path, split: str, workers: int, limit: int | None = None) -> Split:
-    """Read and decode the images of a split with `workers` threads. `limit` is the maximum number of images.
+    """Read and decode the images of a dataset split with `workers` threads. `limit` is the maximum number of images.
 
     Raises:
-        PackError: if the folder is not a complete data pack.
+        PackError: if the folder is not a complete dataset folder.
     """
     classes = read_classes(folder)
     records = read_labels(folder, split)[:limit]

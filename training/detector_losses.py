@@ -1,7 +1,7 @@
 """Losses of the detector: supervised losses, and distillation from the start model.
 
-The start model is the COCO detector from which training starts. For a class without labels, the scores of the start
-model are the target. The detector therefore does not forget the classes of COCO.
+The start model is the COCO detector with which training starts. For classes without labels, the targets are the
+scores of the start model. This prevents the detector from forgetting the classes of COCO.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LEAST = 0.3  # weight of a positive whose box is still wrong: a class that the 
 
 @dataclass(slots=True)
 class Assigned:
-    """Assignment of labelled boxes to the P grid cells of the detector, in N views.
+    """Assignment of labelled boxes to the P grid cells of the detector, in N images.
 
     Attributes:
         positive: (N, P) bool, True if a labelled box is assigned to the grid cell.
@@ -39,13 +39,16 @@ class Assigned:
 def detector_losses(
     seen: Evidence, start: Evidence, batch: Batch, part_class: int, known: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Return three losses: of class scores, of boxes, and of the difference from the start model's boxes.
+    """Return four scalar losses of the detector by name.
+
+    `classes` is the loss of the class scores, `boxes` the loss of the box overlap (generalized IoU), `bins` the loss of
+    the distances to the box sides, and `keep` the difference from the boxes of the start model (a COCO detector).
 
     Args:
         seen: output of the detector for N augmented images.
         start: output of the start model for the same images.
         batch: the augmented images with their labels.
-        part_class: class that has separate boxes.
+        part_class: class ID, such as of faces, for which the detector predicts separate boxes.
         known: (classes,) bool, True for classes of the start model.
     """
     height, width = batch.images.shape[2:]
@@ -167,7 +170,7 @@ def generalised_iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _bins_loss(group: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
-    """Return the distribution focal loss of box side distances (Li et al. 2020, arXiv:2006.04388)."""
+    """Return the distribution focal loss of the distances to the box sides (Li et al. 2020, arXiv:2006.04388)."""
     logs = group.unflatten(-1, (4, BINS)).log_softmax(-1)
     reach = reach.clamp(0, BINS - 1 - 1e-3)
     low = reach.long()

@@ -1,4 +1,4 @@
-"""Converts published PP-PicoDet-S tensors to weights of `PicoDet`, with which training starts.
+"""Converts published PP-PicoDet-S weights to the initial weights of nano's detector, `PicoDet`.
 
     python -m training.import_picodet start-picodet-s.safetensors picodet.safetensors
 
@@ -50,8 +50,8 @@ _MEAN, _SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def convert(start: Mapping[str, torch.Tensor], classes: Sequence[str], n_boxes: int) -> dict[str, torch.Tensor]:
     """Return the state dict of `PicoDet(len(classes), n_boxes)` from the published tensors.
 
-    Classes that COCO lacks start with the weights of COCO's class person and a slightly lower bias. All boxes of a grid
-    cell start with the same weights.
+    Classes that COCO lacks start with the weights of COCO's class person and a lower bias. If `n_boxes` is above 1, all
+    boxes of a grid cell start with the same weights.
 
     Raises:
         ValueError: for the first tensor that is missing, unknown or has another shape.

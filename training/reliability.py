@@ -1,6 +1,6 @@
 """Measures the calibration of scores: the fraction of correct detections for each score.
 
-    python -m training.reliability PACK --svg reliability-windows.svg
+    python -m training.reliability DATASET --svg reliability-windows.svg
 
 Three methods are measured: the image alone, the image inside a Full HD frame that is reduced to the input size, and
 this frame with one zoom window at full resolution. The results of frame and window are merged as in `saccade run
@@ -37,14 +37,14 @@ Rect = tuple[float, float, float, float]
 
 @dataclass(slots=True)
 class Counted:
-    """Detections of one method by score bin: their number, the number of correct ones, and the sum of the scores."""
+    """Counts of detections per score bin: all detections, correct detections, and the sum of their scores."""
 
     answers: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BINS) - 1, np.int64))
     right: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BINS) - 1, np.int64))
     scores: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(BINS) - 1))
 
     def note(self, score: float, *, right: bool) -> None:
-        """Add a detection with this score to the counts. `right` is whether it is correct."""
+        """Count one detection. `right` is True if the detection is correct."""
         at = min(len(BINS) - 2, max(0, int(np.searchsorted(BINS, score, side="right")) - 1))
         self.answers[at] += 1
         self.right[at] += right
@@ -63,7 +63,7 @@ class Counted:
 
 
 def judge(found: Iterable[Box], sure: Sequence[Rect], maybe: Sequence[Rect]) -> list[tuple[float, bool]]:
-    """Return the score and correctness of each detection, best first. Detections on uncertain boxes are skipped.
+    """Return the score of each detection and whether it is correct, best first. Skip detections on uncertain boxes.
 
     Args:
         found: detections of the model.
@@ -90,10 +90,12 @@ def _shared(a: Rect, b: Rect) -> tuple[float, float]:
 
 
 def measure(engine: Engine, folder: Path, limit: int | None, classes: Sequence[str] = CLASSES) -> dict[str, Counted]:
-    """Run each method on the images of the split `val`, and count the detections by score.
+    """Run detection on the images of the split `val` with three kinds of input, and count the detections by score bin.
+
+    The inputs are the image alone, a Full HD frame around the image, and this frame with a zoom window on the image.
 
     Raises:
-        PackError: if the folder is not a data pack.
+        PackError: if the folder is not a dataset folder.
     """
     records = read_labels(folder, "val")[:limit]
     images = read_images(folder, records)
@@ -129,7 +131,7 @@ def measure(engine: Engine, folder: Path, limit: int | None, classes: Sequence[s
 
 
 def _around(shown: tuple[int, int, int, int], size: tuple[int, int], dice: np.random.Generator) -> tuple[int, int]:
-    """Return a random position (x, y) inside the frame for a window that contains the rectangle `shown`."""
+    """Return a random position (x, y) in pixels of a window inside the frame that contains the rectangle `shown`."""
     begins = []
     for at, long, window, most in zip(shown[:2], shown[2:], size, _FRAME, strict=True):
         rim = min(0.05 * window, (window - long) / 2)
@@ -148,7 +150,7 @@ def _placed(box: Sequence[float], at: Rect) -> Rect:
 
 
 def table_of(counted: dict[str, Counted]) -> str:
-    """Return a table of the precision for each score bin, with the number of detections in brackets."""
+    """Return a text table of the precision for each score bin, with the number of detections in brackets."""
     names = [f"–{high:g}" for high in BINS[1:]]
     lines = [f"{'score':<18}" + "".join(f"{name:>12}" for name in names) + f"{'error':>8}"]
     for way, one in counted.items():
@@ -193,7 +195,7 @@ def drawing_of(counted: dict[str, Counted]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line of the calibration measurement, and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m training.reliability", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("data", type=Path, help="folder of labelled images")
+    parser.add_argument("data", type=Path, help="dataset folder")
     parser.add_argument("--limit", type=int, help="use only the first N images")
     parser.add_argument("--model", default="nano", help="name, folder or hub id (default: nano)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")

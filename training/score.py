@@ -1,6 +1,6 @@
-"""Evaluates a model on a labelled data pack: AP, precision, recall and specificity for each class.
+"""Evaluates a model on a dataset folder: AP, precision, recall and specificity for each class.
 
-    python -m training.score PACK --model OUT
+    python -m training.score DATASET --model OUT
 
 A class is skipped on images in which it is marked `unknown`. Boxes marked `maybe` (uncertain) are ignored. Requires
 pycocotools.
@@ -97,18 +97,18 @@ def evaluate(
     progress: Callable[[int, int], None] = print,
     tiles: int = 1,
 ) -> Evaluation:
-    """Run the engine on a split of a data pack, and score its detections.
+    """Run the engine on a split of a dataset, and score its detections.
 
     Args:
-        engine: the engine. On every image, it detects all classes of the data pack that its model knows.
-        folder: data pack (classes.txt, labels.jsonl.gz, images-NN.tar).
+        engine: the engine. On every image, it detects all classes of the dataset that its model knows.
+        folder: dataset folder (classes.txt, labels.jsonl.gz, images-NN.tar).
         split: name of the split, such as 'train' or 'val'.
         limit: maximum number of images.
         progress: callback (done, total) after each image.
         tiles: number of image tiles along each side; 1 uses only the whole image.
 
     Raises:
-        EngineError: if the folder is not a data pack, or if pycocotools is missing.
+        EngineError: if the folder is not a dataset folder, or if pycocotools is missing.
     """
     _coco()
     try:
@@ -251,7 +251,7 @@ def table_of(scores: Evaluation) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line that scores a model, and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m training.score", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("data", type=Path, help="folder of labelled images")
+    parser.add_argument("data", type=Path, help="dataset folder")
     parser.add_argument("--split", default="val", help="split of the data to use (default: val)")
     parser.add_argument("--limit", type=int, help="use only the first N images")
     parser.add_argument("--model", default="nano", help="name, folder or hub id (default: nano)")

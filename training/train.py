@@ -1,4 +1,4 @@
-"""Trains nano on a data pack: `python -m training.train --help`. Runs on one GPU, several GPUs (torchrun) or a CPU.
+"""Trains nano on a dataset: `python -m training.train --help`. Runs on one GPU, several GPUs (torchrun) or a CPU.
 
 Each iteration runs one optimizer step of the detector on a batch of augmented images. It then runs several optimizer
 steps of the text decoder on the detections, with smaller batches. The schedule is in seconds, because rented GPU time
@@ -49,7 +49,7 @@ WARM = 0.03  # part of the schedule until the peak rate
 
 
 def build(config: MoondreamConfig, start: dict[str, torch.Tensor], words: torch.Tensor) -> tuple[Moondream, PicoDet]:
-    """Return a new model, and the COCO detector from which training starts. The model's detector is a copy of it."""
+    """Return a new model that contains a copy of a COCO detector, and the COCO detector itself."""
     assert config.classes is not None
     model = Moondream(config)
     tower = model.vision
@@ -174,7 +174,7 @@ class Trainer:
     def batch(self, progress: float) -> Batch:
         """Return a batch of augmented images.
 
-        In some batches, the size is wide and only landscape images are used. In some batches, the size is larger.
+        Some batches have wide images, and use only landscape images. Some batches have larger images.
         """
         args, size = self.args, self.config.vision.crop_size
         if args.large and torch.rand((), generator=self.shapes).item() < args.large:
@@ -191,7 +191,7 @@ class Trainer:
         return batch
 
     def train_step(self, progress: float) -> dict[str, torch.Tensor]:
-        """Run one optimizer step of the detector and several of the text decoder on a random batch."""
+        """Run one optimizer step of the detector, and several of the text decoder, on a random batch. Return losses."""
         batch = self.batch(progress)
         for optimiser in (self.detector_optimiser, self.decoder_optimiser):
             for group in optimiser.param_groups:
@@ -318,7 +318,7 @@ class Trainer:
             (folder / f"checkpoint.{i // SHARD:02d}").write_bytes(data[i : i + SHARD])
 
     def restore(self) -> None:
-        """Restore optimizer state and elapsed time from the checkpoint. The learning rates are not restored."""
+        """Restore optimizer state and elapsed time from the checkpoint, but no learning rates."""
         optimisers = (self.detector_optimiser, self.decoder_optimiser)
         for optimiser, held in zip(optimisers, self.state["optimisers"], strict=True):
             if len(optimiser.param_groups) != len(held["param_groups"]):
@@ -334,9 +334,9 @@ class Trainer:
 
 
 def read_checkpoint(folder: Path, device: torch.device) -> dict[str, Any]:
-    """Return the contents of the files that `Trainer.save` wrote.
+    """Return the training state that `Trainer.save` wrote.
 
-    A finished model has no optimizer state. Its weights are returned as the averaged weights.
+    If the folder contains only a finished model, return its weights as the averaged weights, without optimizer state.
     """
     if not any(folder.glob("checkpoint.*")):
         return {"average": load_file(folder / "model.safetensors", device=str(device))}
@@ -346,7 +346,7 @@ def read_checkpoint(folder: Path, device: torch.device) -> dict[str, Any]:
 
 
 def floats(module: nn.Module) -> list[torch.Tensor]:
-    """Return all floating-point parameters and buffers of a module, whose averages are stored."""
+    """Return all floating-point parameters and buffers of a module."""
     return [tensor for tensor in module.state_dict().values() if tensor.is_floating_point()]
 
 
@@ -378,7 +378,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line: parse the arguments and train."""
     parser = argparse.ArgumentParser(description=__doc__)
     here = Path(__file__).resolve().parents[1] / "models" / "nano"
-    parser.add_argument("--data", type=Path, required=True, help="folder of labelled images")
+    parser.add_argument("--data", type=Path, required=True, help="dataset folder")
     parser.add_argument(
         "--config", type=Path, default=here / "config.json", help="config.json of the model, next to tokenizer.json"
     )

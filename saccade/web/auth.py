@@ -1,4 +1,4 @@
-"""Authentication of HTTP requests by bearer token and page origin. A token is never logged."""
+"""Authentication of HTTP requests by bearer token and by the origin of the web page. A token is never logged."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class HttpAuth:
     Args:
         token: token that `Authorization: Bearer`, `X-Moondream-Auth` or `?token=` must contain; None accepts every
             request.
-        origins: origins of web pages that may connect, such as `https://example.org`, besides this server's own
-            pages; "*" allows any.
+        origins: origins of web pages that may connect in addition to this server's own pages, such as
+            `https://example.org`; "*" allows any.
     """
 
     def __init__(self, token: str | None = None, origins: Sequence[str] = ()) -> None:
@@ -64,8 +64,8 @@ class HttpAuth:
     def _is_own_page(self, origin: str, host: str) -> bool:
         """Return whether a web page comes from this server.
 
-        Only IP addresses and `localhost` prove this. Another host name can resolve to any machine (DNS rebinding). A
-        client with a token needs no proof.
+        Without a token, this is true only for an IP address or `localhost`, because other host names can resolve to any
+        machine (DNS rebinding).
         """
         if origin.partition("://")[2].lower() != host.lower():
             return False

@@ -1,4 +1,4 @@
-"""Reads HTTP request bodies, with limits of size and time."""
+"""Reads HTTP request bodies, with limits on size and time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BODY_S = 5.0  # seconds within which a client must send its body
 
 
 def content_type(request: Request) -> str:
-    """Return the media type of a request's body without parameters; "" if not stated."""
+    """Return the media type of a request's body without parameters; "" if the request has no Content-Type."""
     return request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 

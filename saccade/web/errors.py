@@ -13,7 +13,7 @@ class HttpError(HTTPException):
 
     Args:
         status: HTTP status.
-        line: the reason, half a line. It may repeat client input; lone surrogates are escaped.
+        line: error message in one line. It may contain client input; lone surrogates are escaped.
         headers: headers of the response.
     """
 

@@ -96,7 +96,10 @@ class Guard:
         await route.handle(scope, receive, send)
 
     def admit(self, request: Request, route: BaseRoute | None) -> None:
-        """Check the client's token. Raises HttpError. Runs before a 404, so that clients cannot probe for routes."""
+        """Check the client's token. Raises HttpError.
+
+        This check runs before status 404 is sent, so that clients without a token cannot probe for routes.
+        """
         self.auth.authorize(request)
 
     def known(self, error: Exception) -> HttpError | None:

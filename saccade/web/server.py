@@ -225,7 +225,7 @@ class _Protocol(H11Protocol):
 
     @property
     def unread(self) -> bool:
-        """Whether more of a request's body may still arrive."""
+        """Whether the client may still send a part of the request body."""
         return self.cycle is not None and self.cycle.more_body
 
     def _stop_waiting(self) -> None:
@@ -235,7 +235,7 @@ class _Protocol(H11Protocol):
 
 
 class _Lingering:
-    """A transport that closes only after the client has stopped sending. Closing earlier would discard the response."""
+    """A transport that closes only after the client has stopped sending. An earlier close can lose the response."""
 
     def __init__(self, transport: asyncio.Transport, protocol: _Protocol) -> None:
         self._transport = transport

@@ -22,10 +22,10 @@ def server_context(cert: str, key: str | None = None) -> ssl.SSLContext:
 
     Args:
         cert: path of the certificate.
-        key: path of the private key; None if it is in the file `cert`.
+        key: path of the private key; None if the key is in the file `cert`.
 
     Raises:
-        ValueError: if the files cannot be read or do not match, in half a line for the user.
+        ValueError: if the files cannot be read or do not match. The message is meant for the user.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:

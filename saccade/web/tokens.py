@@ -12,15 +12,17 @@ _MAX_BYTES = 4096
 
 
 def find_token(token: str | None, token_file: str | None, host: str) -> str | None:
-    """Return the access token of a server: `token`, the content of `token_file`, or SACCADE_TOKEN if one is needed.
+    """Return the access token of a server: `token`, the content of `token_file`, or the variable SACCADE_TOKEN.
+
+    SACCADE_TOKEN is used only for a server that other machines can reach, because only such a server requires a token.
 
     Args:
-        token: token that the user typed.
+        token: token from the settings.
         token_file: file with the token; surrounding white space is removed.
-        host: address of the server. A token is needed unless only this machine can reach it.
+        host: address of the server.
 
     Raises:
-        ValueError: if both are set, or the file contains no token, in half a line for the user.
+        ValueError: if both are set, or the file contains no token. The message is meant for the user.
     """
     if token and token_file:
         raise ValueError("both token and token_file are set: use only one of them")
