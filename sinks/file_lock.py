@@ -25,7 +25,7 @@ def hold(descriptor: int, *, beside_others: bool = False) -> None:
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if beside_others else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise OSError(errno.EBUSY, "another run is writing it") from None
+        raise OSError(errno.EBUSY, "another run writes to this file") from None
     except OSError:
         return  # a file system without locks, such as some network shares
 

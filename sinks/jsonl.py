@@ -59,7 +59,7 @@ class JsonlSink:
         if max_bytes is not None and max_bytes < 1:
             raise SinkError(f"max_bytes must be at least 1, or None for no rotation; got {max_bytes!r}")
         if keep is not None and keep < 0:
-            raise SinkError(f"keep must be at least 0, or None for any number; got {keep!r}")
+            raise SinkError(f"keep must be at least 0, or None for no limit on rotated files; got {keep!r}")
         self._path = os.fspath(path)
         self._max_bytes = None if self._path == "-" else max_bytes
         self._keep = keep

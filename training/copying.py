@@ -156,7 +156,7 @@ def _look_up(block: Block, number: int, asked: torch.Tensor, held: torch.Tensor,
 
 
 def _carry(block: Block, number: int, found: torch.Tensor, stated: torch.Tensor, gain: float) -> None:
-    """Set an attention head to copy channels `found` of the attended token to channels `stated` of the current token."""
+    """Set an attention head to copy channels `found` of the attended token to channels `stated` of the own token."""
     qkv, proj, config = block.attn.qkv, block.attn.proj, block.attn.config
     start = number * config.head_dim
     first = 2 * config.dim + start

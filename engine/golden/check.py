@@ -84,7 +84,9 @@ def check(
             compared = _Checker(generator, loaded.prompts, folder, arrays, quantities).run(cases)
         return compared + (compare_engine(loaded, folder, cases, exact) if through_engine else [])
     except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ModelFilesError(f"{folder} is not a valid golden folder: {type(error).__name__}: {error}") from error
+        raise ModelFilesError(
+            f"{folder} is not a valid folder of golden tests: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _read_as_made(heads: object, path: Path) -> None:

@@ -128,7 +128,7 @@ class StepLoop(Generic[ImageT]):
         if threading.current_thread() is self._thread:
             raise EngineError(
                 "waiting for a result in the engine's own thread would deadlock; "
-                "use add_done_callback, which calls from another thread"
+                "use add_done_callback, which runs the callback in another thread"
             )
 
     def submit(self, request: Request[ImageT], stream: Hashable = None) -> None:

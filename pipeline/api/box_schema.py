@@ -55,7 +55,7 @@ class BoxSchema:
         key, items = _array_in(schema)
         properties = items.get("properties")
         if not isinstance(properties, Mapping) or not properties:
-            raise ValueError("the items of the schema's array should be objects with a box, such as bbox or x_min")
+            raise ValueError("the items of the JSON schema's array should be objects with a box, such as bbox or x_min")
         fields: dict[str, Write] = {}
         labels: list[str] = []
         for name in properties:

@@ -153,7 +153,9 @@ async def complete(chat: Chat, engines: Engines) -> Response:
     schema = wanted.json_schema.schema_ if wanted and wanted.type == "json_schema" and wanted.json_schema else None
     choice = None if schema is None else _choice_in(schema)
     if chat.logprobs and choice is None:
-        reason = 'logprobs: only choices have them; give a JSON schema with one, such as {"enum": ["yes", "no"]}'
+        reason = (
+            'logprobs: supported only for a choice; give a JSON schema with an enum, such as {"enum": ["yes", "no"]}'
+        )
         raise HttpError(400, reason)
     finds = schema is not None and choice is None
     answer = _Answer(chat, (engines.finding if finds else engines.talking).model_name)

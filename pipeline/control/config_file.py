@@ -103,8 +103,8 @@ class ConfigFile:
         def check(path: Path) -> None:
             if left := [change.name for change in plan(load(path, self._overrides), wanted)]:
                 raise ConfigError(
-                    f"{', '.join(left)}: cannot be saved, because a command-line flag or a YAML alias in the "
-                    f"file sets its values"
+                    f"streams that cannot be saved: {', '.join(left)}; a command-line flag or a YAML alias in the "
+                    "file sets their values"
                 )
 
         save_streams(self.path, load(self.path, self._overrides), wanted, check)

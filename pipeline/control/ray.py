@@ -473,7 +473,7 @@ class RayWorkers:
             if worker.thread is not None:
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
                 if worker.thread.is_alive():
-                    log.warning("worker %s did not stop in time", worker.name)
+                    log.warning("worker %s did not stop in time and is killed", worker.name)
             if worker.actor is not None:
                 with contextlib.suppress(ray.exceptions.RayError):
                     ray.kill(worker.actor)

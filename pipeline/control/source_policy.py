@@ -67,7 +67,7 @@ class SourcePolicy:
             elif "://" in entry or entry.startswith("webrtc:"):
                 self._addresses.append(entry)
             elif re.fullmatch(r"[\d.:a-fA-F]+/\d+", entry):
-                raise ConfigError(f"allow_sources: {entry} is not a valid network; write it as in 192.168.7.0/24")
+                raise ConfigError(f"allow_sources: {entry} is not a valid network; write for example 192.168.7.0/24")
             else:
                 self._paths.append(_resolved_glob(entry))
 

@@ -63,7 +63,7 @@ async def read_bytes(request: Request, limit: int, what: str) -> bytes:
         try:
             body = _decompressed(body, encoding, limit)
         except (zlib.error, ValueError):
-            raise HttpError(400, f"{what} is not encoded as its headers declare") from None
+            raise HttpError(400, f"{what} does not match its Content-Encoding header") from None
         if len(body) > limit:
             raise too_much
     return bytes(body)

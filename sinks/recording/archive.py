@@ -221,7 +221,9 @@ class Archive:
         for one in files:
             if one.form != files[0].form:
                 changed = datetime.fromtimestamp(one.began, UTC).isoformat(timespec="seconds")
-                raise ArchiveError(f"the video format changes at {changed}: request the two parts separately")
+                raise ArchiveError(
+                    f"the video format changes at {changed}: request the times before and after separately"
+                )
         with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as out:
             _copy(files, out)
 

@@ -271,7 +271,9 @@ class BroadcastSink:
         try:
             stream.send(frame, result, latency)
         except av.error.FFmpegError as error:
-            raise SinkError(f"{frame.stream}: a frame cannot be encoded for its viewers: {error.strerror}") from error
+            raise SinkError(
+                f"stream {frame.stream}: the video for viewers cannot be encoded: {error.strerror}"
+            ) from error
 
     def end(self, stream: str) -> None:
         """Disconnect all viewers of `stream`, because the stream has ended."""

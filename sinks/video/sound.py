@@ -135,7 +135,7 @@ class _AacCoder:
             encoder.bit_rate = 32_000 if first.rate <= 16_000 else 96_000
             encoder.open()
         except (av.error.FFmpegError, ValueError) as error:
-            raise ValueError(f"{first.codec} at {first.rate} Hz cannot be encoded as AAC") from error
+            raise ValueError(f"audio of {first.rate} Hz (codec {first.codec}) cannot be converted to AAC") from error
         self._decoder, self._encoder = decoder, encoder
         self._resampler = AudioResampler("fltp", layout, first.rate)
         self._fifo = AudioFifo()

@@ -41,7 +41,7 @@ def test_a_file_that_is_being_written_is_not_emptied(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     first = JsonlSink(path)
     first.write(FRAME, RESULT, LATENCY)
-    with pytest.raises(SinkError, match=r"cannot write .*out\.jsonl: another run is writing it"):
+    with pytest.raises(SinkError, match=r"cannot write .*out\.jsonl: another run writes to this file"):
         JsonlSink(path)
     for sink in (JsonlSink(path, max_bytes=10_000), JsonlSink(path, max_bytes=10_000)):  # these only append
         sink.write(FRAME, RESULT, LATENCY)

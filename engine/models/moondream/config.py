@@ -239,7 +239,7 @@ class MoondreamConfig:
         """
         unknown = set(values) - {"text", "vision", "region", "tokenizer", "classes", "repeat_iou", "skills"}
         if unknown:
-            raise ModelConfigError(f"unknown section '{min(unknown)}'")
+            raise ModelConfigError(f"unknown section '{min(unknown)}' in the model configuration")
         classes = values.get("classes")
         if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
             raise ModelConfigError("field 'classes' must be a list of class names")

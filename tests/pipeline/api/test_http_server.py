@@ -185,7 +185,7 @@ BAD = {
         b"{}",
         {**JSON, "Content-Encoding": "gzip"},
         400,
-        "as its headers declare",
+        "does not match its Content-Encoding header",
     ),
     "half a path": ("POST", "/streams", {**GOOD, "source": "a\0b"}, {}, 422, "NUL"),
     "not UTF-8": ("POST", "/streams", b"\xff\xfe", JSON, 400, "UTF-8"),

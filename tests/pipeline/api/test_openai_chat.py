@@ -126,7 +126,7 @@ def test_a_choice_is_streamed_with_its_probability(talker: str, photo: Image.Ima
         ({"response_format": schema_of({"type": "string", "enum": []})}, "from 1 to 64 values"),
         ({"response_format": schema_of({"enum": ["a", 1]})}, "should be a list of non-empty strings"),
         ({"response_format": schema_of({"enum": ["yes", "no"]})}, "nano can detect and point, not query"),
-        ({"logprobs": True}, "only choices have them"),
+        ({"logprobs": True}, "supported only for a choice"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
     ],
 )

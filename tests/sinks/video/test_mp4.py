@@ -62,7 +62,7 @@ def test_a_video_that_is_being_written_is_not_replaced(tmp_path: Path) -> None:
         first.write(frame, NOTHING, LATENCY)
         if number in (0, 59):  # while it is called out.mp4.part, and when it has its name
             for write_there in (lambda: Mp4Sink(path), lambda: second.write(frames[0], NOTHING, LATENCY)):
-                with pytest.raises(SinkError, match=r"cannot write .*out\.mp4: another run is writing it"):
+                with pytest.raises(SinkError, match=r"cannot write .*out\.mp4: another run writes to this file"):
                     write_there()
     assert path.exists()
     first.close()
