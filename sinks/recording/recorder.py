@@ -361,7 +361,7 @@ class PacketRecorder:
         if text not in self._complained:
             self._complained.add(text)
             self._reason = text
-            log.warning("stream %s: problem with the recording: %s", self._stream, text)
+            log.warning("recording of stream %s: %s", self._stream, text)
 
 
 def _moved(file: _OpenFile) -> bool:

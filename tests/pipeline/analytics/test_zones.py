@@ -185,7 +185,7 @@ def test_zones_are_written_as_texts_mappings_and_points() -> None:
         ({"zones": ["door=.1,.1,.2,.2,.3,.3"]}, "three corners"),
         ({"zones": ["door=.1,.2,.3,.4,.5,1.6"]}, "fractions"),
         ({"zones": ["door=.1,.2,.3,.4,.5,nan"]}, "fractions"),
-        ({"zones": ["door=a,b"]}, "numbers"),
+        ({"zones": ["door=a,b"]}, "coordinates separated by commas"),
         ({"zones": {"door": {"polygon": SQUARE, "anchor": "left"}}}, "anchor"),
         ({"zones": {"door": {"polygon": SQUARE, "inertia": -1}}}, "inertia"),
         ({"lines": ["gate=.1,.2,.1,.2"]}, "different points"),

@@ -155,9 +155,9 @@ def test_a_password_that_media2_refuses_is_named() -> None:
 @pytest.mark.parametrize(
     ("token", "largest", "path", "line"),
     [
-        ("", False, "sub", "door: ONVIF profile 'sub' (H264 1280x720) for analysis"),
-        ("", True, "main", "door: ONVIF profile 'main' (H264 3840x2160) for recordings"),
-        ("/main", False, "main", "door: ONVIF profile 'main' (H264 3840x2160) for analysis"),
+        ("", False, "sub", "stream door: uses ONVIF profile 'sub' (H264 1280x720) for analysis"),
+        ("", True, "main", "stream door: uses ONVIF profile 'main' (H264 3840x2160) for recordings"),
+        ("/main", False, "main", "stream door: uses ONVIF profile 'main' (H264 3840x2160) for analysis"),
     ],
 )
 def test_an_onvif_address_is_opened_as_a_source(
