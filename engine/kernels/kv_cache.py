@@ -149,6 +149,9 @@ def write_kv_kernel(
             q_at = at + (h * (N_HEADS // N_KV) + g) * D
             q_first, q_second = tl.load(q_at + i, mask=turned), tl.load(q_at + HALF + i, mask=turned)
             q_one, q_two = _turned(q_first, q_second, c, s)
+            # If there are few heads, several warps load the same values. All of them must load before one of them
+            # stores in place: otherwise RoPE was applied twice to a few FP8 keys of every 10,000.
+            tl.debug_barrier()
             if PARTS > 0:
                 q_one *= q_factor
                 q_two *= q_factor

@@ -66,3 +66,25 @@ def test_images_and_tokens_are_kept_where_they_belong(n_heads: int, n_kv: int, d
         assert far(kept[torch.tensor(pages, device=DEVICE), :, cell], wanted) < limit
         kept[torch.tensor(pages, device=DEVICE), :, cell] = 0
         assert not kept.any()  # nothing else is written
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter has no warps")
+@pytest.mark.parametrize("n_heads", [1, 2, 3, 8])
+def test_few_heads_are_stored_alike_every_time(n_heads: int) -> None:
+    """Warps that load the same values must load them before one of them stores in place."""
+    from saccade.engine.kernels.paged_attention import PagedAttention
+
+    prefix, dim, images = 146, 64, 8
+    angles = torch.randn(prefix, dim // 4, device=DEVICE)
+    attention = PagedAttention(n_heads, n_heads, dim, PAGE, prefix, 14, angles.cos(), angles.sin())
+    heads = torch.randn(images * prefix, 3 * n_heads * dim, device=DEVICE, dtype=torch.bfloat16)
+    pages = torch.arange(1, 1 + 10 * images, dtype=torch.int32, device=DEVICE).view(images, 10)
+    none = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    found = []
+    for _ in range(300):
+        keys, values = torch.zeros(2, 1 + 10 * images, n_heads, PAGE, dim, device=DEVICE, dtype=E4M3)
+        scales = torch.zeros(2, 1 + 10 * images, n_heads, PAGE, device=DEVICE, dtype=torch.float16)
+        attention.write_kv(heads.clone(), none, none, pages, (keys, values, *scales), prefixes=pages)
+        found.append(keys.view(torch.uint8))
+    assert sum(not torch.equal(one, found[0]) for one in found) == 0
