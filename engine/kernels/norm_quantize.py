@@ -109,6 +109,10 @@ def add_layernorm(
     out = x if norm is None else torch.empty_like(x) if normed is None else normed
     split_k = 0 if delta is None else 1 if delta.ndim == 2 else len(delta)
     warps = _FEW_WARPS if rows <= _FEW else _NARROW_WARPS if split_k < 2 and dim <= _NARROW else _WARPS
+    # With more threads than values, two warps would load the same value of x, and one of them might load the sum that
+    # the other has already stored.
+    block = triton.next_power_of_2(dim)
+    warps = max(1, min(warps, block // 32))
     _add_layernorm_kernel[(rows,)](
         x,
         x if delta is None else delta,
@@ -120,7 +124,7 @@ def add_layernorm(
         x if plain is None else plain,
         rows * dim if split_k < 2 or delta is None else delta.stride(0),
         DIM=dim,
-        BLOCK=triton.next_power_of_2(dim),
+        BLOCK=block,
         SPLIT_K=split_k,
         BIAS=bias is not None,
         NORM=norm is not None,

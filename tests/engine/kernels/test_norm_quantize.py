@@ -42,3 +42,17 @@ def test_norm_in_fp8_keeps_the_largest_of_each_row() -> None:
     add_layernorm(x, None, norm, packed, scales=scales)
     assert far(scales * LARGEST, wanted.abs().amax(1)) < 1e-5
     assert far(packed.float() * scales.unsqueeze(1), wanted) < 0.08  # the interpreter truncates: 0.06; a GPU 0.026
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter has no warps")
+@pytest.mark.parametrize("dim", [48, 192, 2048])
+def test_narrow_rows_have_the_same_norm_every_time(dim: int) -> None:
+    """Warps that load the same values must load them before one of them stores the sum in place."""
+    from saccade.engine.kernels.norm_quantize import add_layernorm
+
+    norm = torch.nn.LayerNorm(dim, device=DEVICE, dtype=torch.bfloat16)
+    x = torch.randn(64, dim, device=DEVICE, dtype=torch.bfloat16)
+    delta = torch.randn(4, 64, dim, device=DEVICE)
+    found = [add_layernorm(x.clone(), delta, norm) for _ in range(2000)]
+    assert sum(not torch.equal(one, found[0]) for one in found) == 0
