@@ -206,7 +206,8 @@ def test_a_step_agrees_with_the_modules(
     at = numbers([82 + row * 2 % 40 for row in range(rows)])
     batch_slots = numbers([*range(rows)])
     own = tables(rows)
-    limit = 0.01 if kv_dtype is None else 0.02  # a rounding decides which of two numbers a key becomes
+    # A rounding decides which of two FP8 numbers a key becomes: .009 to .027 in 180 random steps on an H200.
+    limit = 0.01 if kv_dtype is None else 0.04
     if fp8 and rows > 64:  # activations are rounded, too
         limit += 0.3 if experts else 0.11  # which chooses other experts
 
