@@ -275,7 +275,7 @@ class AccessGuard(Guard):
         return JSONResponse({"error": described}, status, headers)
 
     async def note(self, request: Request, route: BaseRoute | None, status: int) -> None:
-        """Write a request that changes something to the audit log.
+        """Write each request that changes a setting, a stream or an event to the audit log.
 
         Reads, video sessions, model queries and rule checks are not logged.
         """

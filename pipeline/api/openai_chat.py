@@ -233,7 +233,10 @@ class _Answer:
         self.logprobs: dict[str, Any] | None = None
 
     def take(self, text: Text) -> None:
-        """Store the engine's complete result, which contains the token counts. It is not called for detections."""
+        """Store the engine's complete result, which contains the token counts.
+
+        A request for detections has no such result.
+        """
         self._text = text
 
     def whole(self, text: str) -> dict[str, Any]:

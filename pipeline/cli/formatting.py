@@ -49,7 +49,7 @@ def show_preparation(done: int, total: int) -> None:
 
 
 def progress_bar(*figures: ProgressColumn, console: Console | None = None) -> Progress:
-    """Return a progress bar for standard error. It disappears when it is complete, and is hidden without a terminal."""
+    """Return a progress bar for standard error. The bar disappears at the end, and is hidden without a terminal."""
     console = console or Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), *figures, TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -100,7 +100,7 @@ class Applied:
 
 
 class _Turn:
-    """A lock that serializes the changes of one stream. It exists only while a change uses it."""
+    """A lock that serializes the changes of one stream. The lock exists only while a change uses it."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -424,9 +424,9 @@ class Controller:
         return change
 
     def _act(self, changes: Sequence[Change], prepared: Mapping[str, object]) -> list[Outcome]:
-        """Apply stream changes in order.
+        """Apply stream changes in the given order.
 
-        If a later change of the same stream was stored meanwhile, apply the later change.
+        If a later change of a stream was stored in the meantime, the later change is applied instead.
         """
         outcomes = []
         for change in changes:

@@ -92,7 +92,7 @@ def differences(old: ListedStream, new: ListedStream) -> frozenset[str]:
 
 
 def later(old: RunConfig, new: RunConfig) -> list[str]:
-    """Return the names of changed settings of the whole run, sorted. They take effect after a restart of Saccade."""
+    """Return the names of changed settings that take effect only after a restart of Saccade, sorted."""
     streams = ListedStream.model_fields.keys() - {"sinks"} | {"streams"}
     return sorted(key for key in RunConfig.model_fields.keys() - streams if getattr(old, key) != getattr(new, key))
 

@@ -250,7 +250,7 @@ class RemoteStore:
 
 
 class MachineStores:
-    """Reads and writes the event stores of all machines. It has the reading methods of an `EventStore`. Thread-safe.
+    """Reads and writes the event stores of all machines, with the reading methods of an `EventStore`. Thread-safe.
 
     False-alarm marks of all machines are stored on the controller's machine, so that they survive the failure of
     another machine.

@@ -105,7 +105,7 @@ class BoundedQueue(Generic[T]):
             self._changed.notify_all()
 
     def discard(self) -> None:
-        """Close the queue for new items, and drop the queued items. They count as dropped with the cause `closed`."""
+        """Close the queue for new items, and drop the queued items. Their drops count with the cause `closed`."""
         with self._changed:
             self._closed = True
             while self._items:

@@ -357,7 +357,7 @@ class Run:
             return frame
 
     def _end_submitting(self) -> None:
-        """Note that the source has ended. A frame that is not submitted yet is still submitted."""
+        """Handle the end of the source. A frame that waits for its submission is still submitted."""
         with self._submitting:
             self._all_read = True
             if self._held is None:

@@ -1,4 +1,4 @@
-"""The counters of a run. They are updated for each frame, so an update must be fast. Thread-safe."""
+"""The thread-safe counters of a run. Updates must be fast, because they are made for each frame."""
 
 from __future__ import annotations
 

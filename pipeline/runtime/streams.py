@@ -299,8 +299,8 @@ class Streams:
         """Stop a running stream, or remove a failed stream from the list.
 
         Raises:
-            StreamError: if the stream does not exist, or has not stopped before the timeout. In the second case, it is
-                still being stopped.
+            StreamError: if the stream does not exist, or has not stopped before the timeout. After a timeout, the
+                stream stops as soon as it can.
         """
         with self._lock:
             if self._forget(name) and name not in self._runs:

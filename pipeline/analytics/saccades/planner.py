@@ -247,7 +247,9 @@ class Planner:
         return wishes
 
     def _sweeps(self, left: int, most: int, wishes: Sequence[_Wish]) -> bool:
-        """Return whether the sweep, which covers the whole frame in turn, gets the next window of a frame.
+        """Return whether the next window of a frame is a sweep window.
+
+        Sweep windows cover the whole frame one after another.
 
         If a sweep window is due, it is the last window of a frame. In the first pass over the frame, all windows of
         every third frame are sweep windows. If a frame has only one window, a new object has priority.
@@ -361,7 +363,7 @@ class Planner:
             self._sweep.note_asked(window, seconds)
 
     def _swept(self, window: Rect) -> bool:
-        """Return whether a window has at least the magnification of sweep windows, so that it counts as one of them."""
+        """Return whether a window has at least the magnification of sweep windows, so that it can replace one."""
         return window[2] - window[0] <= _SWEPT_SCALE * self._columns
 
     def _note_fruit(self, look: Look, found: Sequence[Found], seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The sweep over a frame: processes each part of the frame in turn, and records where objects appear.
+"""The sweep over a frame: processes the parts of the frame one after another, and records where objects appear.
 
 A pass covers the whole frame with a grid of windows. Neighbouring windows overlap, so that a small object is always
 completely inside one of them. Consecutive passes use different window sizes. The frame is divided into cells, and each
@@ -36,7 +36,7 @@ Grid = NDArray[np.float32]
 
 
 class Sweep:
-    """Schedules the windows that cover the whole frame of one stream in turn.
+    """Schedules windows that cover the whole frame of one stream, one window after another.
 
     Args:
         width, height: size of the frame in pixels.

@@ -101,8 +101,7 @@ class EventStore(EventReader):
             forever.
         max_bytes: limit of the total size of media files, in bytes. Above the limit, the oldest events and their media
             files are deleted. None sets no limit.
-        keep_open: whether events stay open that were open when the previous process stopped, because workers may still
-            update them.
+        keep_open: whether events that the previous process left open stay open, because workers may still update them.
 
     Raises:
         StoreError: if the folder is unusable, another process is writing it, or a newer version of Saccade wrote it.
@@ -552,7 +551,7 @@ class EventStore(EventReader):
         return db
 
     def _now(self) -> float:
-        """Return the current Unix time for a new event. It is always later than the previous returned time."""
+        """Return the current Unix time in seconds, or a slightly later time, so that each call returns a later time."""
         self._stored_at = max(time.time(), self._stored_at + 1e-6)
         return self._stored_at
 

@@ -135,7 +135,9 @@ class EventQuery:
             raise ValueError(f"limit should be from 1 to {MAX_LIMIT}, got {self.limit}")
 
     def to_sql(self, first_row: int | None = None) -> tuple[str, list[object]]:
-        """Return the SQL statement of the query and its parameters. It selects the columns `record` and `stored_at`.
+        """Return the SQL statement of the query and its parameters.
+
+        The statement selects the columns `record` and `stored_at`.
 
         Args:
             first_row: lowest row ID that a matching event can have, to limit the search; None if unknown.
