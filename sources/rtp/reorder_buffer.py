@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from saccade.sources.rtp.packet import RtpPacket, signed
 
 _CAPACITY = 32  # packets; 1 % loss at 2 Mbit/s is noticed after 150 ms
 _WAIT_S = 0.2  # the same limit in time: at 5 frames a second 32 packets would be 3.2 s
 _RESTART = 3000  # a sequence number this far off is a sender that restarted, as RFC 3550 has it
 
+Ordered = tuple[RtpPacket, bool, float]
+"""A packet in order, whether packets are missing before it, and its arrival time in seconds."""
+
 
 class ReorderBuffer:
-    """Sorts RTP packets by sequence number. Yields each packet with a flag: True if packets before it are missing.
+    """Sorts RTP packets by sequence number.
 
-    Packets in order are yielded at once. After a gap, packets are held until the missing packet arrives, up to
+    Packets in order are returned at once. After a gap, packets are held until the missing packet arrives, up to
     `capacity` packets and `wait_s` seconds. A single packet from another sender, or with a distant sequence number, is
     ignored. Two such packets in sequence reset the buffer.
+
+    Callers pass the current time in seconds, which must not decrease.
 
     Args:
         capacity: highest number of held packets; 0 for TCP, which keeps the order.
         wait_s: longest wait for a missing packet, in seconds.
     """
 
-    __slots__ = ("_capacity", "_held", "_next", "_ssrc", "_stray", "_wait_s", "highest", "lost")
+    __slots__ = ("_capacity", "_far", "_held", "_next", "_ssrc", "_stray", "_wait_s", "lost")
 
     def __init__(self, capacity: int = _CAPACITY, wait_s: float = _WAIT_S) -> None:
         self._capacity = capacity
         self._wait_s = wait_s
-        self._held: dict[int, tuple[RtpPacket, float]] = {}  # by number, with the time of arrival
+        self._far = _RESTART + capacity
+        self._held: dict[int, tuple[RtpPacket, float]] = {}  # by number, in order of arrival
         self._next: int | None = None  # extended beyond 16 bits
         self._ssrc = 0
-        self._stray: RtpPacket | None = None
+        self._stray: tuple[RtpPacket, float] | None = None
         self.lost = 0
-        self.highest = 0
-        """Highest sequence number received, extended beyond 16 bits."""
+        """Number of packets that did not arrive in time."""
 
     @property
     def ssrc(self) -> int | None:
@@ -42,58 +45,64 @@ class ReorderBuffer:
         return self._ssrc if self._next is not None else None
 
     @property
+    def highest(self) -> int:
+        """Highest sequence number received, extended beyond 16 bits; 0 before the first packet."""
+        return max(self._held, default=(self._next or 1) - 1)
+
+    @property
     def holds_back(self) -> bool:
         """Whether packets are being held until a missing packet arrives."""
         return bool(self._held)
 
-    def push(self, packet: RtpPacket, now: float) -> Iterator[tuple[RtpPacket, bool]]:
-        """Add a packet at time `now` in seconds. Yield the packets that are next in order.
-
-        Each packet is yielded with a flag: whether packets are missing before it.
-        """
+    def push(self, packet: RtpPacket, now: float) -> list[Ordered]:
+        """Add a packet and return the packets that are next in order."""
         if self._next is None:
-            yield from self._restart(packet)
-            return
+            return [self._start(packet, now)]
         ahead = signed(packet.sequence - self._next, 16)
-        if packet.ssrc != self._ssrc or abs(ahead) > _RESTART:
-            stray, self._stray = self._stray, packet
-            if stray and stray.ssrc == packet.ssrc and (stray.sequence + 1) % 65536 == packet.sequence:
-                yield from self._restart(stray)
-                yield from self.push(packet, now)
-            return
+        if packet.ssrc != self._ssrc or abs(ahead) > self._far:
+            return self._take_stray(packet, now)
         if ahead < 0:
-            return  # a duplicate, or too late
-        number = self._next + ahead
-        self.highest = max(self.highest, number)
-        self._held[number] = packet, now
-        if len(self._held) > self._capacity:
-            yield from self._release(skip=True)
-        yield from self._release()
-        yield from self.expire(now)
+            return self.expire(now)  # a duplicate, or too late
+        if not ahead and not self._held:
+            self._next += 1
+            return [(packet, False, now)]
+        self._held.setdefault(self._next + ahead, (packet, now))
+        return self._release(skip=len(self._held) > self._capacity) + self.expire(now)
 
-    def expire(self, now: float) -> Iterator[tuple[RtpPacket, bool]]:
-        """Yield the packets held longer than `wait_s` at time `now` in seconds, without the missing packets."""
+    def expire(self, now: float) -> list[Ordered]:
+        """Return the packets that were held for `wait_s` or longer, without the missing packets."""
+        ordered: list[Ordered] = []
         # By the one that waits longest, which need not be the first in order. The sum is rounded as the caller's is.
-        while self._held and now >= min(at for _, at in self._held.values()) + self._wait_s - 1e-9:
-            yield from self._release(skip=True)
+        while self._held and now >= next(iter(self._held.values()))[1] + self._wait_s - 1e-9:
+            ordered += self._release(skip=True)
+        return ordered
 
-    def _release(self, *, skip: bool = False) -> Iterator[tuple[RtpPacket, bool]]:
-        """Yield the packets that are next in order. If `skip` is True, first stop waiting for the missing packets."""
+    def _release(self, *, skip: bool) -> list[Ordered]:
+        """Return the packets that are next in order. If `skip` is True, first stop waiting for the missing packets."""
         assert self._next is not None
-        missing = 0
-        if skip and self._next not in self._held:
-            first = min(self._held)
-            missing, self._next = first - self._next, first
-            self.lost += missing
+        first = self._next
+        while skip and self._next not in self._held:
+            self._next += 1
+        gap = self._next > first
+        self.lost += self._next - first
+        ordered: list[Ordered] = []
         while (entry := self._held.pop(self._next, None)) is not None:
             self._next += 1
-            yield entry[0], missing > 0
-            missing = 0
+            ordered.append((entry[0], gap, entry[1]))
+            gap = False
+        return ordered
 
-    def _restart(self, packet: RtpPacket) -> Iterator[tuple[RtpPacket, bool]]:
-        self._held.clear()
+    def _take_stray(self, packet: RtpPacket, now: float) -> list[Ordered]:
+        stray, self._stray = self._stray, (packet, now)
+        if not stray or stray[0].ssrc != packet.ssrc or (stray[0].sequence + 1) % 65536 != packet.sequence:
+            return self.expire(now)
+        ordered: list[Ordered] = []
+        while self._held:
+            ordered += self._release(skip=True)
+        return [*ordered, self._start(*stray), *self.push(packet, now)]
+
+    def _start(self, packet: RtpPacket, now: float) -> Ordered:
         self._stray = None
         self._ssrc = packet.ssrc
-        self.highest = packet.sequence
         self._next = packet.sequence + 1
-        yield packet, True
+        return packet, True, now

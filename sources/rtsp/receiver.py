@@ -12,9 +12,10 @@ import time
 from saccade.sources.errors import LiveError
 from saccade.sources.live.coded_queue import CodedQueue
 from saccade.sources.live.packets import CodedPacket, Taps
-from saccade.sources.rtp.depacketizer import AccessUnit, Depacketizer
+from saccade.sources.rtp.depacketizer import AccessUnit
+from saccade.sources.rtp.h26x import H26xDepacketizer
 from saccade.sources.rtp.packet import RtpPacket, parse_rtp, signed
-from saccade.sources.rtp.reorder_buffer import ReorderBuffer
+from saccade.sources.rtp.reorder_buffer import Ordered, ReorderBuffer
 from saccade.sources.rtp.rtcp import SenderClock, SenderReport, parse_rtcp, picture_loss_indication, receiver_report
 from saccade.sources.rtsp.client import Datagram, RedirectError
 from saccade.sources.rtsp.session import RtspSession
@@ -63,7 +64,7 @@ class Receiver:
         self._taps = taps or Taps()
         in_order = choice.way in ("tcp", "http")
         self._reorder = ReorderBuffer(0) if in_order else ReorderBuffer()
-        self._units = Depacketizer(session.codec, show_damaged=show_damaged)
+        self._units = H26xDepacketizer(session.codec, show_damaged=show_damaged)
         self._changed = threading.Condition()  # guards the two that follow
         self._queue = CodedQueue()
         self._error: Exception | None = None
@@ -169,10 +170,9 @@ class Receiver:
                     elif datagram.rtcp:
                         self._take_rtcp(data, datagram.at)
                     elif packet := parse_rtp(data):
-                        self._take_rtp(packet, datagram.at, units)
+                        units += self._take_rtp(packet, datagram.at)
                 now = time.monotonic()
-                for one, gap in self._reorder.expire(now):
-                    self._depacketize(one, gap, now, units)
+                units += self._depacketize(self._reorder.expire(now))
                 if units:
                     self._tap(units)
                     with self._changed:
@@ -206,21 +206,23 @@ class Receiver:
         for piece in self._sound.take_rtp(data, datagram.at, self._newest):
             self._taps.take(piece)
 
-    def _take_rtp(self, packet: RtpPacket, at: float, units: list[AccessUnit]) -> None:
+    def _take_rtp(self, packet: RtpPacket, at: float) -> list[AccessUnit]:
         own = self._session.media.payload_type
         if packet.payload_type != own and packet.ssrc != self._reorder.ssrc:
-            return  # audio or repair packets (RTX, FEC) that another sender sends with the video
+            return []  # audio or repair packets (RTX, FEC) that another sender sends with the video
         if packet.payload_type == own:
             self.media_at = at
             self.received += 1
-        for one, gap in self._reorder.push(packet, at):
-            self._depacketize(one, gap, at, units)
+        return self._depacketize(self._reorder.push(packet, at))
 
-    def _depacketize(self, packet: RtpPacket, gap: bool, at: float, units: list[AccessUnit]) -> None:
-        if packet.payload_type == self._session.media.payload_type:
-            units += self._units.push(packet, gap, at)
-        else:
-            self._units.skip(gap)
+    def _depacketize(self, packets: list[Ordered]) -> list[AccessUnit]:
+        units: list[AccessUnit] = []
+        for packet, gap, at in packets:
+            if packet.payload_type == self._session.media.payload_type:
+                units += self._units.push(packet, gap, at)
+            else:
+                self._units.skip(gap)
+        return units
 
     def _take_rtcp(self, data: bytes, at: float) -> None:
         report, leaving = parse_rtcp(data, at)

@@ -57,8 +57,8 @@ class AudioReceiver:
         if packet is None or packet.payload_type != self._payload_type:
             return []
         found: list[AudioPacket] = []
-        for one, gap in self._reorder.push(packet, at):
-            found += self._depacketize(one, gap, at, video)
+        for one, gap, arrived_at in self._reorder.push(packet, at):
+            found += self._depacketize(one, gap, arrived_at, video)
         return found
 
     def take_rtcp(self, data: bytes, at: float, video: SenderReport | None, video_time: int) -> None:

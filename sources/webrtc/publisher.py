@@ -15,9 +15,10 @@ from types import SimpleNamespace
 
 from aiortc import RTCRtpTransceiver
 from aiortc.rtp import RtcpByePacket, RtcpSrPacket
+from aiortc.rtp import RtpPacket as AiortcPacket
 
 from saccade.sources.gpu import HwAccel
-from saccade.sources.rtp.jitter_buffer import JitterBuffer, Packet
+from saccade.sources.rtp.packet import RtpPacket
 from saccade.sources.rtp.rtcp import SenderReport, unix_of
 from saccade.sources.webrtc.peer import OfferError, Peer, PeerSettings
 from saccade.sources.webrtc.source import DECODERS, WebRtcConnection
@@ -36,7 +37,6 @@ class PublisherPeer(Peer):
     def __init__(self, settings: PeerSettings, on_closed: Callable[[], object], hwaccel: HwAccel) -> None:
         super().__init__(settings, on_closed)
         self._hwaccel = hwaccel
-        self._buffer = JitterBuffer()
         self.video: WebRtcConnection
 
     def _select_transceiver(self) -> RTCRtpTransceiver:
@@ -63,11 +63,18 @@ class PublisherPeer(Peer):
         super()._mark_heard()
         self.video.heard(self._heard_at)
 
-    def _take(self, packet: Packet) -> tuple[bool, None]:
+    def _take(self, packet: AiortcPacket) -> tuple[bool, None]:
         """Replacement for `add` of aiortc's jitter buffer. Return (whether to request a keyframe, None)."""
         self._mark_heard()
-        for frame in self._buffer.add(packet, self._heard_at):
-            self.video.take(frame)
+        ours = RtpPacket(
+            marker=bool(packet.marker),
+            payload_type=packet.payload_type,
+            sequence=packet.sequence_number,
+            timestamp=packet.timestamp,
+            ssrc=packet.ssrc,
+            payload=packet.payload,
+        )
+        self.video.take(ours, self._heard_at)
         return self.video.asks_for_key_frame(self._heard_at), None
 
     def _take_report(self, packet: object) -> None:

@@ -1,4 +1,4 @@
-"""Video of one WebRTC peer: decodes every encoded frame and returns the newest decoded frame.
+"""Video of one WebRTC peer: assembles RTP packets into frames, decodes them and returns the newest decoded frame.
 
 Decoding runs in a separate thread, because the decoder needs all frames, even if the reader skips some.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -18,13 +17,17 @@ import av.error
 
 from saccade.sources.errors import LiveError, StreamEndedError
 from saccade.sources.gpu import HwAccel
+from saccade.sources.live.coded_queue import CodedQueue
 from saccade.sources.live.connection import LiveFrame, StreamStats
 from saccade.sources.live.decoder import Decoder
 from saccade.sources.live.packets import CodedPacket, Taps
 from saccade.sources.live.source import LiveSource
-from saccade.sources.rtp.jitter_buffer import CodedFrame
-from saccade.sources.rtp.packet import signed
+from saccade.sources.rtp.depacketizer import AccessUnit, Depacketizer
+from saccade.sources.rtp.h26x import H26xDepacketizer
+from saccade.sources.rtp.packet import RtpPacket, signed
+from saccade.sources.rtp.reorder_buffer import ReorderBuffer
 from saccade.sources.rtp.rtcp import SenderClock, SenderReport
+from saccade.sources.rtp.vp8 import Vp8Depacketizer
 from saccade.sources.webrtc.data_channel import Messages
 
 log = logging.getLogger(__name__)
@@ -32,15 +35,15 @@ log = logging.getLogger(__name__)
 DECODERS = {"VP8": "libvpx", "H264": "h264"}
 """FFmpeg's decoder of each supported codec, by the codec's name in SDP."""
 
-_BACKLOG = 64  # coded frames, two seconds: a decoder further behind than that restarts at a keyframe
+_CAPACITY = 4096  # packets held for a retransmission: 5 MB; a keyframe of 4K has up to 3000
 _ASK_AGAIN_S = 0.5  # between two requests for a keyframe; the sender needs a round trip and an encoding
 
 
 class WebRtcConnection:
-    """Decoded video of one WebRTC peer. The network thread passes encoded frames to `take`.
+    """Decoded video of one WebRTC peer. The network thread passes RTP packets to `take`.
 
-    Frames with missing data or missing references are not returned. `read` returns only the newest frame, so a slow
-    reader skips frames.
+    Frames with missing data or missing references are not returned. If decoding is too slow, `CodedQueue` drops frames
+    up to a keyframe. `read` returns only the newest frame, so a slow reader skips frames.
 
     Args:
         codecs: codec names in SDP by payload type.
@@ -52,14 +55,19 @@ class WebRtcConnection:
         self, codecs: dict[int, str], *, hwaccel: HwAccel = "none", on_close: Callable[[], None] | None = None
     ) -> None:
         self._codecs = codecs
+        self._reorder = ReorderBuffer(_CAPACITY)
         self._hwaccel = hwaccel
         self._on_close = on_close
         self._changed = threading.Condition()  # guards everything from here to `_closed`
-        self._coded: deque[CodedFrame] = deque()
+        self._depacketizers = {
+            "VP8": Vp8Depacketizer(trust_marker=True),
+            "H264": H26xDepacketizer("h264", trust_marker=True),
+        }
+        self._units: Depacketizer = self._depacketizers["VP8"]
+        self._queue = CodedQueue()
         self._newest: LiveFrame | None = None
-        self._lost = 0  # could not be decoded
-        self._lost_since = 0  # since the last frame that could be
-        self._needs_key_frame = True
+        self._undecodable = 0
+        self._lost = 0  # frames since the last decoded one
         self._asked_at = -_ASK_AGAIN_S
         self._error: Exception | None = None  # that has ended the decoding
         self._closed = False
@@ -77,16 +85,18 @@ class WebRtcConnection:
 
     # ---- called by the network thread
 
-    def take(self, frame: CodedFrame) -> None:
-        """Queue an encoded frame for decoding. Returns at once."""
+    def take(self, packet: RtpPacket, now: float) -> None:
+        """Process an RTP packet that arrived at time `now`, in seconds of `time.monotonic()`. Returns at once."""
         with self._changed:
-            if self._closed:
+            if self._closed or self._codecs.get(packet.payload_type) not in DECODERS:
                 return
-            if len(self._coded) >= _BACKLOG:
-                self._count_lost(len(self._coded))
-                self._coded.clear()
-            self._coded.append(frame)
-            self._changed.notify_all()
+            for one, gap, at in self._reorder.push(packet, now):
+                units = self._depacketizers[self._codecs[one.payload_type]]
+                if units is not self._units:  # the sender has changed the codec
+                    self._units, gap = units, True
+                for unit in units.push(one, gap, at):
+                    self._queue.push(unit, now)
+                    self._changed.notify_all()
 
     def heard(self, now: float) -> None:
         """Record that the WebRTC peer sent data at time `now`, in seconds of `time.monotonic()`."""
@@ -99,7 +109,8 @@ class WebRtcConnection:
     def asks_for_key_frame(self, now: float) -> bool:
         """Return whether to request a keyframe at time `now` in seconds; True at most every 0.5 s."""
         with self._changed:
-            if not self._needs_key_frame or now - self._asked_at < _ASK_AGAIN_S:
+            needs_key = self._units.needs_key or self._queue.needs_key
+            if not needs_key or now - self._asked_at < _ASK_AGAIN_S:
                 return False
             self._asked_at = now
             return True
@@ -109,7 +120,7 @@ class WebRtcConnection:
     @property
     def codec(self) -> str:
         """FFmpeg's name of the video codec; "" before the first frame."""
-        return self._codec.lower()
+        return self._codec
 
     @property
     def decoder(self) -> str:
@@ -133,8 +144,9 @@ class WebRtcConnection:
 
     @property
     def damaged(self) -> int:
-        """Number of frames that could not be decoded because of packet loss."""
-        return self._lost
+        """Number of lost or malformed packets, plus the number of frames that could not be decoded."""
+        malformed = sum(units.damaged_packets for units in self._depacketizers.values())
+        return self._reorder.lost + malformed + self._undecodable
 
     @property
     def stats(self) -> StreamStats | None:
@@ -165,7 +177,7 @@ class WebRtcConnection:
                 return
             self._closed = True
             self._newest = None
-            self._coded.clear()
+            self._queue = CodedQueue()
             self._changed.notify_all()
         if self._on_close is not None:
             self._on_close()
@@ -188,63 +200,56 @@ class WebRtcConnection:
         timestamp: int | None = None
         # A local, so that it and its threads are freed with this thread and not by the cyclic collector.
         decoder: Decoder | None = None
-        while (coded := self._next_coded()) is not None:
-            codec = self._codecs.get(coded.payload_type, "")
-            if codec not in DECODERS or not self._decodable(coded, codec):
-                continue
-            if decoder is None or codec != self._codec:
-                gpu = self._hwaccel if codec == "H264" else "none"
-                self._codec, decoder = codec, Decoder(DECODERS[codec], hwaccel=gpu)
-            timestamp = coded.timestamp if timestamp is None else timestamp + signed(coded.timestamp - timestamp)
+        while (unit := self._pop()) is not None:
+            name = DECODERS[unit.codec.upper()]
+            if decoder is None or unit.codec != self._codec:
+                self._codec = unit.codec
+                decoder = Decoder(name, hwaccel=self._hwaccel if unit.codec == "h264" else "none")
+            elif unit.fresh:
+                decoder.forget()
+            timestamp = unit.timestamp if timestamp is None else timestamp + signed(unit.timestamp - timestamp)
             if self.taps.video:
-                key = is_key_frame(codec, coded.data)
-                self.taps.take(CodedPacket(DECODERS[codec], b"", coded.data, timestamp, coded.arrived, key))
+                self.taps.take(CodedPacket(name, b"", unit.data, timestamp, unit.arrived_at, unit.key))
+            began = time.monotonic()
             try:
-                frames = decoder.decode(coded.data, timestamp)
+                frames = decoder.decode(unit.data, timestamp)
+                failed = bool(frames) and frames[-1].is_corrupt
             except av.error.FFmpegError as error:
                 log.debug("a frame could not be decoded (%s)", error.strerror)
-                self._count_lost(1)
-                continue
-            if frames and frames[-1].is_corrupt:
-                self._count_lost(1)
-            elif frames:  # none for parameter sets alone
+                frames, failed = [], True
+            with self._changed:
+                self._queue.note_decode(time.monotonic() - began)
+                self._lost += unit.dropped_before + failed
+                if failed:
+                    self._undecodable += 1
+                    self._queue.need_key()
+            if frames and not failed:  # none for parameter sets alone
                 self._decoder_name = decoder.name
-                captured_at, aspect = self._captured_at(coded), decoder.pixel_aspect
-                self._offer(LiveFrame(frames[-1], timestamp, coded.arrived, captured_at, pixel_aspect=aspect))
+                captured_at, aspect = self._captured_at(unit), decoder.pixel_aspect
+                self._offer(LiveFrame(frames[-1], timestamp, unit.arrived_at, captured_at, pixel_aspect=aspect))
 
-    def _next_coded(self) -> CodedFrame | None:
+    def _pop(self) -> AccessUnit | None:
+        """Wait for the next access unit. Return None after `close`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._coded or self._closed)
-            return None if self._closed else self._coded.popleft()
-
-    def _decodable(self, coded: CodedFrame, codec: str) -> bool:
-        """Return whether all references of the frame were decoded. Otherwise the image would be grey or smeared."""
-        with self._changed:
-            if is_key_frame(codec, coded.data):
-                self._needs_key_frame = False
-            elif coded.after_loss or self._needs_key_frame or codec != self._codec:
-                self._count_lost(1)
-            return not self._needs_key_frame
-
-    def _count_lost(self, frames: int) -> None:
-        with self._changed:
-            self._lost += frames
-            self._lost_since += frames
-            self._needs_key_frame = True
+            while not self._closed:
+                if (unit := self._queue.pop(time.monotonic())) is not None:
+                    return unit
+                self._changed.wait()
+        return None
 
     def _offer(self, frame: LiveFrame) -> None:
         with self._changed:
             if self._closed:
                 return
-            lost, self._lost_since = self._lost_since, 0
+            lost, self._lost = self._lost, 0
             if self._newest is not None:
                 lost += 1 + self._newest.lost_before
             self._newest = replace(frame, lost_before=lost)
             self._changed.notify_all()
 
-    def _captured_at(self, coded: CodedFrame) -> float | None:
-        arrived = time.time() - (time.monotonic() - coded.arrived)
-        return self._clock.captured_at(self._report, coded.timestamp, arrived) if self._report else None
+    def _captured_at(self, unit: AccessUnit) -> float | None:
+        arrived = time.time() - (time.monotonic() - unit.arrived_at)
+        return self._clock.captured_at(self._report, unit.timestamp, arrived) if self._report else None
 
 
 class WebRtcSource(LiveSource):
@@ -269,16 +274,3 @@ class WebRtcSource(LiveSource):
         """End the iteration at once and disconnect the peer. Thread-safe; may be called more than once."""
         super().close()
         self.connection.close()
-
-
-def is_key_frame(codec: str, data: bytes) -> bool:
-    """Return whether an encoded frame is a keyframe. False for a fragment from the middle of a keyframe."""
-    if codec == "VP8":
-        return len(data) > 5 and not data[0] & 1 and data[3:6] == b"\x9d\x01\x2a"
-    at = 0 if data.startswith(b"\x00\x00\x00\x01") else -1  # as aiortc puts before every unit
-    while 0 <= at < len(data) - 4:
-        kind = data[at + 4] & 0x1F
-        if kind in (1, 5):
-            return kind == 5  # the first slice of the frame; the others have the same type
-        at = data.find(b"\x00\x00\x00\x01", at + 4)
-    return False

@@ -11,7 +11,7 @@ from saccade.sources.rtp.depacketizer import AccessUnit
 
 
 def unit(number: int, at: float, *, key: bool = False, size: int = 10) -> AccessUnit:
-    return AccessUnit(bytes(size), number, key, False, False, 0, at)
+    return AccessUnit(bytes(size), number, key, False, False, 0, at, "h264")
 
 
 @given(

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.sources.rtp.depacketizer import AccessUnit, Codec, Depacketizer
+from saccade.sources.rtp.depacketizer import AccessUnit
+from saccade.sources.rtp.h26x import Codec, H26xDepacketizer
 from saccade.sources.rtp.nal import START_CODE
 from saccade.sources.rtp.packet import RtpPacket, parse_rtp
 from saccade.sources.rtp.reorder_buffer import ReorderBuffer
@@ -84,9 +85,9 @@ def test_the_first_frames_pass_whatever_leads_them(codec: Codec, lead: str) -> N
 def test_other_payload_types_of_the_sender_are_no_gap(codec: Codec) -> None:
     whole, packets = stream(codec)
     mixed = numbered([p for packet in packets for p in (packet, replace(packet, payload_type=100))])
-    reorder, depacketizer, found = ReorderBuffer(0), Depacketizer(codec), []
+    reorder, depacketizer, found = ReorderBuffer(0), H26xDepacketizer(codec), []
     for packet in mixed:
-        for one, gap in reorder.push(packet, 0.0):
+        for one, gap, _ in reorder.push(packet, 0.0):
             if one.payload_type == 96:
                 found += depacketizer.push(one, gap, 0.0)
             else:
@@ -139,9 +140,9 @@ def test_a_gap_holds_packets_back_no_longer_than_the_limit(sent: list[int], late
     for place, number in enumerate(sent):
         now = place * 0.01 + late_s * (place > 20)
         for step in (reorder.expire(now), reorder.push(RtpPacket(False, 96, number, 0, 1, b"x"), now)):
-            passed += [one.sequence for one, _ in step]
+            passed += [one.sequence for one, _, _ in step]
         assert all(now - at <= 0.2 + 1e-9 for _, at in reorder._held.values())
-    passed += [one.sequence for one, _ in reorder.expire(now + 0.2001)]
+    passed += [one.sequence for one, _, _ in reorder.expire(now + 0.2001)]
     assert reorder._held == {}
     assert passed == sorted(set(passed))
 
@@ -149,7 +150,7 @@ def test_a_gap_holds_packets_back_no_longer_than_the_limit(sent: list[int], late
 def test_at_5_fps_a_loss_costs_a_fifth_of_a_second() -> None:
     units = [unit_of("h264", number % 2 == 0, [40], number) for number in range(10)]
     packets = [p for p in packetize("h264", units, 5000) if p.timestamp != 3 * STEP]
-    reorder, depacketizer = ReorderBuffer(), Depacketizer("h264")
+    reorder, depacketizer = ReorderBuffer(), H26xDepacketizer("h264")
     closed: dict[int, float] = {}
     for tick in range(200):
         now = tick * 0.01
@@ -157,7 +158,7 @@ def test_at_5_fps_a_loss_costs_a_fifth_of_a_second() -> None:
         for packet in packets:
             if round(packet.timestamp / STEP * 0.2, 3) == round(now, 3):
                 passed += reorder.push(packet, now)
-        for one, gap in passed:
+        for one, gap, _ in passed:
             for unit in depacketizer.push(one, gap, now):
                 closed.setdefault(unit.timestamp // STEP, now - unit.timestamp / STEP * 0.2)
     assert set(closed) == {0, 1, 2, *range(4, 10)}
@@ -169,9 +170,9 @@ def test_damaged_units_pass_flagged_until_the_next_key(codec: Codec) -> None:
     units = [unit_of(codec, number % 4 == 0, [150, 30], number) for number in range(FRAMES)]
     packets = packetize(codec, units, 100)
     lost = next(at for at, packet in enumerate(packets) if packet.timestamp == 5 * STEP)
-    reorder, depacketizer, found = ReorderBuffer(0), Depacketizer(codec, show_damaged=True), []
+    reorder, depacketizer, found = ReorderBuffer(0), H26xDepacketizer(codec, show_damaged=True), []
     for packet in packets[:lost] + packets[lost + 1 :]:
-        for one, gap in reorder.push(packet, 0.0):
+        for one, gap, _ in reorder.push(packet, 0.0):
             found += depacketizer.push(one, gap, 0.0)
     assert [unit.timestamp // STEP for unit in found] == list(range(FRAMES))
     assert [unit.timestamp // STEP for unit in found if unit.damaged] == [5, 6, 7]

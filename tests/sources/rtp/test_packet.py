@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.sources.rtp.depacketizer import AccessUnit, Codec, Depacketizer
+from saccade.sources.rtp.depacketizer import AccessUnit
+from saccade.sources.rtp.h26x import Codec, H26xDepacketizer
 from saccade.sources.rtp.nal import START_CODE
 from saccade.sources.rtp.packet import RtpPacket, parse_rtp
 from saccade.sources.rtp.reorder_buffer import ReorderBuffer
@@ -86,11 +87,11 @@ def packetize(codec: Codec, units: list[Unit], mtu: int, *, first: int = 0, mark
 
 
 def depacketize(codec: Codec, packets: Iterable[RtpPacket], room: int = 0) -> list[AccessUnit]:
-    reorder, depacketizer = ReorderBuffer(room), Depacketizer(codec)
+    reorder, depacketizer = ReorderBuffer(room), H26xDepacketizer(codec)
     units: list[AccessUnit] = []
     for number, packet in enumerate(packets):
-        for one, gap in reorder.push(packet, number / 1000):
-            units += depacketizer.push(one, gap, float(number))
+        for one, gap, at in reorder.push(packet, number / 1000):
+            units += depacketizer.push(one, gap, at)
     return units
 
 
@@ -127,15 +128,16 @@ def test_a_misused_marker_falls_back_to_timestamps(codec: Codec, sizes: list[lis
     assert [unit.data for unit in found] == [joined(unit) for unit in units[:-1]]
 
 
-def test_with_a_right_marker_a_frame_does_not_wait_for_the_next() -> None:
+@pytest.mark.parametrize("trust", [False, True])
+def test_with_a_right_marker_a_frame_does_not_wait_for_the_next(trust: bool) -> None:
     units = [unit_of("h264", number == 0, [900], number) for number in range(6)]
-    depacketizer = Depacketizer("h264")
+    depacketizer = H26xDepacketizer("h264", trust_marker=trust)
     closed_by = []
     for packet in packetize("h264", units, 100):
         for unit in depacketizer.push(packet, False, 0.0):
             closed_by.append((unit.timestamp // STEP, packet.timestamp // STEP))
-    assert closed_by[:3] == [(0, 1), (1, 2), (2, 2)]  # until the marker is trusted
-    assert closed_by[3:] == [(number, number) for number in range(3, 6)]
+    late = [] if trust else [(0, 1), (1, 2)]  # until the marker is trusted
+    assert closed_by == [*late, *((number, number) for number in range(len(late), 6))]
 
 
 def test_a_marker_that_goes_wrong_later_tears_one_frame_at_most() -> None:
@@ -193,15 +195,15 @@ def test_packets_overtaken_or_doubled_on_the_way_do_no_harm(codec: Codec, seed: 
 @settings(max_examples=300)
 @given(codec=codecs, datagrams=st.lists(st.binary(max_size=60), max_size=30), keep=st.booleans())
 def test_garbage_never_raises(codec: Codec, datagrams: list[bytes], keep: bool) -> None:
-    reorder, depacketizer = ReorderBuffer(), Depacketizer(codec)
+    reorder, depacketizer = ReorderBuffer(), H26xDepacketizer(codec)
     for number, data in enumerate(datagrams):
         parse_rtcp(data, 0.0)
         packet = parse_rtp(data)
         if keep:
             packet = RtpPacket(number % 3 == 0, 96, number, number // 3, 1, data)
         if packet:
-            for one, gap in reorder.push(packet, float(number)):
-                depacketizer.push(one, gap, 0.0)
+            for one, gap, at in reorder.push(packet, float(number)):
+                depacketizer.push(one, gap, at)
 
 
 def test_joining_in_the_middle_starts_at_a_key_without_loss() -> None:
@@ -229,7 +231,7 @@ def test_decoding_may_start_at_a_recovery_point() -> None:
 
 
 def test_a_unit_without_end_does_not_fill_the_memory() -> None:
-    depacketizer = Depacketizer("h264")
+    depacketizer = H26xDepacketizer("h264")
     for number in range(40_000):
         flags = 0x80 if number == 0 else 0
         depacketizer.push(RtpPacket(False, 96, number, 0, 1, bytes((0x7C, flags | 5)) + bytes(1000)), False, 0.0)

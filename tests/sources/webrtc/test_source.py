@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -20,10 +21,12 @@ from saccade.sources import SourceError, open_source
 from saccade.sources.frame import Frame
 from saccade.sources.live.decoder import Decoder
 from saccade.sources.live.packets import CodedPacket
-from saccade.sources.rtp.jitter_buffer import CodedFrame
+from saccade.sources.rtp.depacketizer import AccessUnit
+from saccade.sources.rtp.packet import RtpPacket
 from saccade.sources.webrtc.listener import ListenTarget, WebRtcListener
 from saccade.sources.webrtc.peer import choose_addresses
-from saccade.sources.webrtc.source import SenderReport, WebRtcConnection, is_key_frame
+from saccade.sources.webrtc.source import SenderReport, WebRtcConnection
+from tests.sources.rtp.test_packet import packetize, unit_of
 from tests.support.clips import number_of, numbered_image
 from tests.support.webrtc import LOOPBACK, Drawn, Served, leaving_no_thread, publishing, serving, small, until
 
@@ -189,10 +192,26 @@ def test_a_new_publisher_takes_the_place_of_the_old() -> None:
 
 @pytest.fixture
 def feed() -> Iterator[WebRtcConnection]:
-    feed = WebRtcConnection({97: "VP8"})
+    feed = WebRtcConnection({97: "VP8", 99: "H264"})
     yield feed
     feed.close()
     feed.join()
+
+
+def vp8(number: int, data: bytes, parts: int = 1) -> list[RtpPacket]:
+    """The packets of frame `number`, which has as many as all others."""
+    size = -(-len(data) // parts)
+    return [
+        RtpPacket(
+            part == parts - 1,
+            97,
+            (65530 + number * parts + part) % 65536,
+            3000 * number,
+            1,
+            (b"\0" if part else b"\x10") + data[part * size : (part + 1) * size],
+        )
+        for part in range(parts)
+    ]
 
 
 def test_what_ends_the_decoding_is_raised_by_the_reader(feed: WebRtcConnection) -> None:
@@ -201,57 +220,107 @@ def test_what_ends_the_decoding_is_raised_by_the_reader(feed: WebRtcConnection) 
 
     feed.taps.video.append(refuse)
     (key,) = encoded_vp8(1, keys=(0,))
-    feed.take(CodedFrame(bytes(key), 0, 97, time.monotonic(), after_loss=False))
+    feed.take(*vp8(0, bytes(key)), time.monotonic())
     with pytest.raises(ValueError, match="no such packet"):
         feed.read(20.0)
 
 
-def test_frames_that_build_on_lost_ones_are_not_shown(feed: WebRtcConnection) -> None:
-    feed.take(CodedFrame(b"\x01" * 40, 0, 97, 0.0, after_loss=False))
-    until(lambda: feed.damaged == 1)
-    assert feed.read(0.01) is None
+def test_a_key_frame_is_requested_until_one_arrives(feed: WebRtcConnection) -> None:
+    key, delta = (bytes(packet) for packet in encoded_vp8(2, keys=(0,)))
+    feed.take(*vp8(0, delta), 0.0)
     assert [feed.asks_for_key_frame(now) for now in (1.0, 1.2, 1.6)] == [True, False, True]
+    feed.take(*vp8(1, key), time.monotonic())
+    assert not feed.asks_for_key_frame(3.0)
+    frame = feed.read(5)
+    assert frame is not None
+    assert (frame.timestamp, frame.lost_before) == (3000, 0)
+    assert feed.damaged == 0
 
 
-def test_frames_after_a_loss_wait_for_a_key_frame(feed: WebRtcConnection) -> None:
+@pytest.mark.parametrize("lost", [6, 7, 8])
+def test_frames_after_a_lost_packet_wait_for_a_key_frame(feed: WebRtcConnection, lost: int) -> None:
     coded = [bytes(packet) for packet in encoded_vp8(6, keys=(0, 4))]
-    for number, data in enumerate(coded):
-        feed.take(CodedFrame(data, 3000 * number, 97, time.monotonic(), after_loss=number == 2))
-        if number in (0, 1, 4, 5):
+    packets = [one for number, data in enumerate(coded) for one in vp8(number, data, parts=3)]
+    del packets[lost]  # of frame 2
+    begin = time.monotonic() - 1.0
+    asked = []
+    for one in packets:
+        number = one.timestamp // 3000
+        feed.take(one, begin + 0.21 * number)  # so that the gap is not waited for beyond frame 3
+        asked += [number] * feed.asks_for_key_frame(begin + 0.21 * number)
+        if one.marker and number in (0, 1, 4, 5):
             frame = feed.read(5)
             assert frame is not None
             assert frame.timestamp == 3000 * number
             assert frame.lost_before == (2 if number == 4 else 0)
-    assert feed.damaged == 2
+    assert feed.damaged == 1
+    assert asked == [0, 4 if lost == 8 else 3]  # the last packet is missed when the next frame begins
 
 
-def test_a_decoder_that_cannot_keep_up_begins_anew(feed: WebRtcConnection) -> None:
-    key, delta = (bytes(packet) for packet in encoded_vp8(2, keys=(0,)))
+def test_a_retransmitted_packet_loses_nothing(feed: WebRtcConnection) -> None:
+    packets = [one for n, packet in enumerate(encoded_vp8(3, keys=(0,))) for one in vp8(n, bytes(packet), parts=3)]
+    late = packets.pop(4)
+    begin = time.monotonic()
+    for one in [*packets, late, late]:
+        feed.take(one, begin)
+    until(lambda: feed._newest is not None and feed._newest.timestamp == 6000)
+    assert feed.damaged == 0
+    assert not feed._queue.dropped
+
+
+def test_a_decoder_that_cannot_keep_up_resumes_at_a_key_frame(feed: WebRtcConnection) -> None:
+    coded = [bytes(packet) for packet in encoded_vp8(90, keys=(0, 60))]
+    begin = time.monotonic() - 3.0
     with feed._changed:  # the decoder is kept waiting
-        for number in range(70):
-            feed.take(CodedFrame(delta if number else key, number, 97, 0.0, after_loss=False))
-        assert len(feed._coded) < 65
-    until(lambda: feed.damaged == 70)
-    assert feed.asks_for_key_frame(1.0)
+        for number, data in enumerate(coded):
+            feed.take(*vp8(number, data), begin + number / 30)
+        assert len(feed._queue) <= 30
+        assert not feed.asks_for_key_frame(0.0)
+    until(lambda: feed._newest is not None and feed._newest.timestamp == 89 * 3000)
+    frame = feed.read(5)
+    assert frame is not None
+    assert frame.lost_before == 89
+    assert feed._queue.dropped == 60
+    assert feed.damaged == 0  # late is no damage
+
+
+def test_without_a_key_frame_in_sight_a_late_decoder_asks_for_one(feed: WebRtcConnection) -> None:
+    coded = [bytes(packet) for packet in encoded_vp8(90, keys=(0,))]
+    begin = time.monotonic() - 3.0
+    with feed._changed:
+        for number, data in enumerate(coded):
+            feed.take(*vp8(number, data), begin + number / 30)
+        assert len(feed._queue) == 0
+        assert feed.asks_for_key_frame(0.0)
+    assert feed.read(0.01) is None
+
+
+def test_the_sender_may_change_the_codec(feed: WebRtcConnection) -> None:
+    coded = [bytes(packet) for packet in encoded_vp8(2, keys=(0,))]
+    slices = unit_of("h264", True, [50])
+    packets = [one for number, data in enumerate(coded) for one in vp8(number, data)]
+    packets += packetize("h264", [slices, slices[-1:]], 1000)
+    # The first frame refers to one before the change.
+    packets += [one for number, data in enumerate([coded[1], *coded]) for one in vp8(number, data)]
+    seen: list[tuple[str, bool]] = []
+    feed.taps.video.append(lambda packet: seen.append((packet.codec, packet.key)))
+    for number, one in enumerate(packets):
+        payload_type = 97 if one.payload_type == 97 else 99
+        numbered = replace(one, sequence=number, timestamp=3000 * number, payload_type=payload_type)
+        feed.take(numbered, time.monotonic())
+        assert feed._units.needs_key == (number == 4)
+    until(lambda: len(seen) >= 6)
+    assert [codec for codec, _ in seen] == ["libvpx"] * 2 + ["h264"] * 2 + ["libvpx"] * 2
+    assert [key for _, key in seen[::2]] == [True] * 3
 
 
 def test_a_clock_that_was_never_set_is_corrected(feed: WebRtcConnection) -> None:
-    frame = CodedFrame(b"", 90_000, 97, time.monotonic(), after_loss=False)
-    assert feed._captured_at(frame) is None
+    unit = AccessUnit(b"", 90_000, True, False, False, 0, time.monotonic(), "vp8")
+    assert feed._captured_at(unit) is None
     feed.note_report(SenderReport(time.time() - 1, 0))
-    assert feed._captured_at(frame) == pytest.approx(time.time(), abs=0.5)
+    assert feed._captured_at(unit) == pytest.approx(time.time(), abs=0.5)
     feed.note_report(SenderReport(4711.0, 0))
-    assert feed._captured_at(frame) == pytest.approx(time.time(), abs=0.5)
-
-
-def test_key_frames_are_distinguished_from_others() -> None:
-    assert is_key_frame("VP8", b"\x10\x02\x00\x9d\x01\x2a\x40\x01")
-    assert not is_key_frame("VP8", b"\x11\x02\x00\x9d\x01\x2a\x40\x01")
-    start = b"\x00\x00\x00\x01"
-    assert is_key_frame("H264", start + b"\x67abc" + start + b"\x68a" + start + b"\x65frame")
-    assert not is_key_frame("H264", start + b"\x41frame")
-    assert not is_key_frame("H264", b"the rest of something" + start + b"\x65frame")
-    assert not is_key_frame("H264", b"")
+    assert feed._captured_at(unit) == pytest.approx(time.time(), abs=0.5)
 
 
 # ---- what users type
