@@ -25,9 +25,9 @@ class AccessUnit:
         key: whether the access unit is a keyframe, at which decoding can start.
         fresh: whether access units are missing before this keyframe, so that the decoder must be flushed.
         damaged: whether a part of the access unit, or of a reference frame, is missing; only with `show_damaged`.
-        dropped_before: number of access units dropped since the previous access unit, because packets were missing or
+        dropped_before: number of access units dropped directly before this access unit, because packets were missing or
             malformed.
-        arrived_at: arrival time of the first packet, in seconds on the caller's clock.
+        arrived_at: arrival time of the first packet, in seconds, as passed to `Depacketizer.push`.
         codec: FFmpeg's name of the codec.
     """
 
@@ -42,15 +42,16 @@ class AccessUnit:
 
 
 class Depacketizer(ABC):
-    """Assembles access units from RTP packets in order. After packet loss, it skips to the next keyframe.
+    """Assembles access units from RTP packets in sequence. After packet loss, it skips to the next keyframe.
 
     Malformed packets never raise an error. Packets without frame data, such as padding, do not count as damage.
 
     Args:
         codec: FFmpeg's name of the codec.
-        show_damaged: whether to return incomplete access units too, and those that reference them, marked as damaged.
-        trust_marker: whether the marker bit ends an access unit from the first one on, as in WebRTC. Otherwise, it is
-            trusted after the first access units show that it is correct. A misused marker bit is always ignored.
+        show_damaged: whether to return incomplete access units too, and units that reference them, marked as damaged.
+        trust_marker: whether the marker bit ends access units from the beginning, as in WebRTC. If False, the marker
+            bit is used once the first access units show that the sender sets it correctly. A wrongly set marker bit is
+            ignored.
     """
 
     def __init__(self, codec: str, *, show_damaged: bool = False, trust_marker: bool = False) -> None:
@@ -77,7 +78,7 @@ class Depacketizer(ABC):
         """Append an RTP packet and return the access units that it completes, usually none or one.
 
         Args:
-            packet: the packet.
+            packet: packet to append.
             gap: whether packets are missing before this packet.
             at: arrival time in seconds.
         """
@@ -161,7 +162,7 @@ class Depacketizer(ABC):
 
     @abstractmethod
     def _holds_slices(self, payload: bytes) -> bool:
-        """Return whether a payload begins with a part of a frame, not with parameters."""
+        """Return whether a payload begins with frame data, not with parameter sets."""
 
     @abstractmethod
     def _begins_unit(self, payload: bytes) -> bool:

@@ -16,7 +16,7 @@ class H26xDepacketizer(Depacketizer):
     Packets without frame data (padding, filler, end of sequence, undefined types) do not count as damage.
 
     Args:
-        codec: codec of the packets.
+        codec: "h264" or "hevc".
         show_damaged, trust_marker: see `Depacketizer`.
     """
 

@@ -15,15 +15,15 @@ Ordered = tuple[RtpPacket, bool, float]
 class ReorderBuffer:
     """Sorts RTP packets by sequence number.
 
-    Packets in order are returned at once. After a gap, packets are held until the missing packet arrives, up to
-    `capacity` packets and `wait_s` seconds. A single packet from another sender, or with a distant sequence number, is
-    ignored. Two such packets in sequence reset the buffer.
+    Packets in sequence are returned immediately. After a gap, up to `capacity` packets are buffered for up to `wait_s`
+    seconds, until the missing packet arrives. A single packet from another sender, or with a distant sequence number,
+    is ignored. Two such packets in sequence reset the buffer.
 
-    Callers pass the current time in seconds, which must not decrease.
+    The current time is an argument of each method, in seconds. It must not decrease.
 
     Args:
-        capacity: highest number of held packets; 0 for TCP, which keeps the order.
-        wait_s: longest wait for a missing packet, in seconds.
+        capacity: maximum number of buffered packets; 0 for TCP, which keeps the order.
+        wait_s: maximum time to wait for a missing packet, in seconds.
     """
 
     __slots__ = ("_capacity", "_far", "_held", "_next", "_ssrc", "_stray", "_wait_s", "lost")
@@ -51,11 +51,11 @@ class ReorderBuffer:
 
     @property
     def holds_back(self) -> bool:
-        """Whether packets are being held until a missing packet arrives."""
+        """Whether packets are buffered until a missing packet arrives."""
         return bool(self._held)
 
     def push(self, packet: RtpPacket, now: float) -> list[Ordered]:
-        """Add a packet and return the packets that are next in order."""
+        """Add a packet. Return the packets that are next in sequence."""
         if self._next is None:
             return [self._start(packet, now)]
         ahead = signed(packet.sequence - self._next, 16)
@@ -70,7 +70,7 @@ class ReorderBuffer:
         return self._release(skip=len(self._held) > self._capacity) + self.expire(now)
 
     def expire(self, now: float) -> list[Ordered]:
-        """Return the packets that were held for `wait_s` or longer, without the missing packets."""
+        """Return the packets that were buffered for `wait_s` seconds or longer. The missing packets count as lost."""
         ordered: list[Ordered] = []
         # By the one that waits longest, which need not be the first in order. The sum is rounded as the caller's is.
         while self._held and now >= next(iter(self._held.values()))[1] + self._wait_s - 1e-9:
@@ -78,7 +78,7 @@ class ReorderBuffer:
         return ordered
 
     def _release(self, *, skip: bool) -> list[Ordered]:
-        """Return the packets that are next in order. If `skip` is True, first stop waiting for the missing packets."""
+        """Return the packets that are next in sequence. If `skip` is True, first give up the missing packets."""
         assert self._next is not None
         first = self._next
         while skip and self._next not in self._held:

@@ -8,7 +8,7 @@ _KEY_START_CODE = b"\x9d\x01\x2a"
 
 
 class Vp8Depacketizer(Depacketizer):
-    """Assembles frames of VP8.
+    """Assembles VP8 frames from RTP packets.
 
     Args:
         trust_marker: see `Depacketizer`.

@@ -235,7 +235,7 @@ class Receiver:
         """Send keepalives, receiver reports and keyframe requests when due.
 
         Raises:
-            LiveError: if UDP loses too many packets, so that the next connection uses TCP.
+            LiveError: if UDP loses too many packets. The next connection then uses TCP.
         """
         client, ssrc = self._session.client, self._reorder.ssrc
         silent = now - client.heard_at > _PROBE_S and now - self._asked_at > _PROBE_S

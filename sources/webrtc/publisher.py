@@ -1,8 +1,8 @@
 """WebRTC peer that publishes video to Saccade.
 
-Two parts of aiortc's receiver are replaced. aiortc's jitter buffer delays each frame, stops at a lost packet and is too
-small for large keyframes. aiortc's RTCP handler does not expose the sender's clock. `saccade.sources.webrtc.source`
-decodes the video.
+Saccade replaces two parts of aiortc's receiver. The jitter buffer delays each frame, stops at a lost packet and is too
+small for large keyframes. The RTCP handler does not expose the sender's clock. `saccade.sources.webrtc.source` decodes
+the video.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PublisherPeer(Peer):
 
     Args:
         settings, on_closed: see `Peer`.
-        hwaccel: whether to decode H.264 on the GPU.
+        hwaccel: for H.264, "auto" to use a GPU if there is one, "cuda" to require a GPU, "none" for the CPU.
     """
 
     requirement = f"send {' or '.join(DECODERS)}"
@@ -64,7 +64,7 @@ class PublisherPeer(Peer):
         self.video.heard(self._heard_at)
 
     def _take(self, packet: AiortcPacket) -> tuple[bool, None]:
-        """Replacement for `add` of aiortc's jitter buffer. Return (whether to request a keyframe, None)."""
+        """Replace the method `add` of aiortc's jitter buffer. Return (whether to request a keyframe, None)."""
         self._mark_heard()
         ours = RtpPacket(
             marker=bool(packet.marker),

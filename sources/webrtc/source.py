@@ -1,6 +1,6 @@
 """Video of one WebRTC peer: assembles RTP packets into frames, decodes them and returns the newest decoded frame.
 
-Decoding runs in a separate thread, because the decoder needs all frames, even if the reader skips some.
+Decoding runs in a separate thread, because the decoder needs all frames, even if the reader of the source skips some.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _ASK_AGAIN_S = 0.5  # between two requests for a keyframe; the sender needs a ro
 class WebRtcConnection:
     """Decoded video of one WebRTC peer. The network thread passes RTP packets to `take`.
 
-    Frames with missing data or missing references are not returned. If decoding is too slow, `CodedQueue` drops frames
-    up to a keyframe. `read` returns only the newest frame, so a slow reader skips frames.
+    Frames with missing data or missing reference frames are not returned. If decoding is too slow, `CodedQueue` drops
+    frames up to a keyframe. `read` returns only the newest frame, so a slow reader skips frames.
 
     Args:
-        codecs: codec names in SDP by payload type.
-        hwaccel: whether to decode H.264 on the GPU.
-        on_close: called once when the connection is closed, in the closing thread.
+        codecs: codec name in the SDP for each RTP payload type.
+        hwaccel: for H.264, "auto" to use a GPU if there is one, "cuda" to require a GPU, "none" for the CPU.
+        on_close: called once when the connection is closed, in the thread that calls `close`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class WebRtcConnection:
     # ---- called by the network thread
 
     def take(self, packet: RtpPacket, now: float) -> None:
-        """Process an RTP packet that arrived at time `now`, in seconds of `time.monotonic()`. Returns at once."""
+        """Process an RTP packet that arrived at time `now`, in seconds of `time.monotonic()`. Does not block."""
         with self._changed:
             if self._closed or self._codecs.get(packet.payload_type) not in DECODERS:
                 return
@@ -134,12 +134,12 @@ class WebRtcConnection:
 
     @property
     def heard_at(self) -> float:
-        """`time.monotonic()` in seconds when a frame or an RTCP report last arrived."""
+        """`time.monotonic()` in seconds when an RTP packet or an RTCP report last arrived."""
         return self._heard_at
 
     @property
     def media_at(self) -> float:
-        """Same as `heard_at`, because silent peers are detected by the signaling server."""
+        """Same as `heard_at`, because `Peer` detects and closes silent peers."""
         return self._heard_at
 
     @property
@@ -259,7 +259,7 @@ class WebRtcSource(LiveSource):
         connection: the peer's video; closed together with the source.
         stream: name of the stream.
         vid_stride: yield every `vid_stride`-th frame.
-        messages: the peer's data channel.
+        messages: text messages over the peer's data channel.
     """
 
     def __init__(
@@ -271,6 +271,6 @@ class WebRtcSource(LiveSource):
         self.messages = messages or Messages()
 
     def close(self) -> None:
-        """End the iteration at once and disconnect the peer. Thread-safe; may be called more than once."""
+        """End the iteration immediately and disconnect the peer. Thread-safe; may be called more than once."""
         super().close()
         self.connection.close()
