@@ -16,11 +16,10 @@ from contextlib import ExitStack
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from saccade.pipeline.api.forward import WorkerRoute
+from saccade.pipeline.api.generator_response import GeneratorResponse
 from saccade.pipeline.api.routes import Routes
-from saccade.pipeline.api.server_sent_events import HEADERS
 from saccade.pipeline.api.whep import Whep, WhepServer, width_of
 from saccade.pipeline.api.whep_peer import next_frame
 from saccade.sinks.record import to_json
@@ -33,37 +32,14 @@ _FIRST_FRAME_S = 10.0
 routes = Routes("video", WorkerRoute)
 
 
-class _LiveResponse(StreamingResponse):
-    """A streaming response that closes its generator as soon as the client disconnects."""
-
-    def __init__(self, head: bytes, parts: AsyncGenerator[bytes]) -> None:
-        self._parts = parts
-        super().__init__(self._all(head), media_type=f'video/mp4; codecs="{codecs_of(head)}"', headers=HEADERS)
-
-    async def _all(self, head: bytes) -> AsyncGenerator[bytes]:
-        yield head
-        async for part in self._parts:
-            yield part
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self._parts.aclose()
-
-
 @routes.get("/streams/{name}/live.mp4", role="viewer", response_class=StreamingResponse)
-async def watch_mp4(name: str, request: Request, whep: Whep) -> StreamingResponse:
+async def watch_mp4(name: str, request: Request, whep: Whep) -> GeneratorResponse:
     """Watch a stream as endless fragmented MP4.
 
     The `emsg` box before each frame contains the frame's record as JSON.
     """
     parts = _parts(name, View(request.query_params.get("overlay") != "off", "H264", width_of(request)), whep)
-    try:
-        return _LiveResponse(await anext(parts), parts)
-    except BaseException:
-        await parts.aclose()
-        raise
+    return await GeneratorResponse.begin(parts, lambda head: f'video/mp4; codecs="{codecs_of(head)}"')
 
 
 async def _parts(name: str, view: View, whep: WhepServer) -> AsyncGenerator[bytes]:
