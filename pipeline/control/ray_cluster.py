@@ -22,6 +22,7 @@ from saccade.pipeline.config import RunConfig
 from saccade.pipeline.control.stores import end_stores
 from saccade.pipeline.errors import ConfigError, one_line
 
+log = logging.getLogger(__name__)
 GROUP = "saccade"
 _ROOM_S = 60.0  # wait for other programs to release resources
 _MAX_WORKERS = 64
@@ -89,14 +90,7 @@ class RayCluster:
         handlers: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             if self.local:
-                with _without_hangup():
-                    ray.init(
-                        address="local",
-                        num_cpus=config.workers,
-                        include_dashboard=False,
-                        object_store_memory=_OBJECT_STORE_BYTES,
-                        **quiet,
-                    )
+                _start_local(config.workers, quiet)
             else:
                 ray.init(address=config.ray, **quiet)
         except SystemExit:  # a signal handler of Ray caught a SIGTERM
@@ -212,6 +206,27 @@ class RayCluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _start_local(workers: int, options: dict[str, Any]) -> None:
+    """Start Ray on this machine. Retry once, because Ray waits too briefly for its processes on a busy machine."""
+    for retry in (True, False):
+        try:
+            with _without_hangup():
+                ray.init(
+                    address="local",
+                    num_cpus=workers,
+                    include_dashboard=False,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    **options,
+                )
+        except Exception as error:
+            if not retry:
+                raise
+            log.warning("Ray did not start: %s; retrying", one_line(str(error))[:200])
+            ray.shutdown()
+        else:
+            return
 
 
 def _actor(name: str) -> Any:
