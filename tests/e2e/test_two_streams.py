@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ LONG_S = 240  # far beyond what any of these needs; only so that a hang fails
 RATE = 10
 COUNT = 100  # images, which are played for ever
 SMALL, LARGE = (480, 270), (960, 540)
+BEFORE_S = 2  # what a clip shows before its event
 KINDS = ("clip", "snapshot")
 RULE = {"zones": "table=.4,.5,.75,.5,.75,1,.4,1", "rules": ["visitor=person in table"]}
 
@@ -57,6 +59,9 @@ def camera(tmp_path_factory: pytest.TempPathFactory) -> Any:
     raws = [raw_clip(folder, "small", SMALL), raw_clip(folder, "large", LARGE)]
     with Camera("--fps", RATE, "--gop", RATE, "--raw", raws[0], "--raw", raws[1]) as one:
         yield one
+
+
+Event = dict[str, Any]
 
 
 def fetch(url: str) -> bytes:
@@ -90,11 +95,13 @@ class Truth(threading.Thread):
         return max((at, number) for at, number in self.seen if at <= time + 0.005)[1]
 
 
-def run_until_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **values: Any) -> dict[str, Any]:
-    """Run until an event has ended and its files are there; return its record, with `clip` and `snapshot` fetched."""
+def run_until_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accept: Callable[[Event], bool] = lambda event: True, **values: Any
+) -> Event:
+    """Run until an accepted event has ended and its files are there; its record, with `clip` and `snapshot` fetched."""
     monkeypatch.chdir(tmp_path)
-    common = {"name": "room", "clip_before": 2, "clip_after": 1, "store": "kept", "http": "127.0.0.1:0"}
-    ended: list[dict[str, Any]] = []
+    common = {"name": "room", "clip_before": BEFORE_S, "clip_after": 1, "store": "kept", "http": "127.0.0.1:0"}
+    ended: list[Event] = []
     done: set[tuple[str, str]] = set()
 
     def hear(event: Any) -> None:
@@ -107,8 +114,8 @@ def run_until_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **values: Any
         opened.controller.local.events.hub.add(hear)
         opened.controller.start()
 
-        def whole(one: dict[str, Any]) -> bool:
-            return {(one["id"], kind) for kind in KINDS if one[kind]} <= done
+        def whole(one: Event) -> bool:
+            return {(one["id"], kind) for kind in KINDS if one[kind]} <= done and accept(one)
 
         until(lambda: any(map(whole, ended)))
         event = next(filter(whole, ended))
@@ -131,27 +138,31 @@ def numbers_of(path: Path) -> list[int]:
 def test_what_is_kept_is_large_and_of_the_moments_that_were_analysed(
     camera: Camera, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    archive = Archive(RecordingPlace.parse(str(tmp_path / "video"), "room"))
+
+    def recorded_before(event: Event) -> bool:
+        """Whether the large stream ran long enough: it may connect when somebody is already there."""
+        return any(one.began < event["since"] - BEFORE_S for one in archive.files(0.0, 1e12))
+
+    large = {"record_source": camera.url("large"), "record": "video"}
     truth = Truth(camera.url("small"))
     until(lambda: len(truth.seen) > 2 * RATE + 2)  # it reaches back to the clip's beginning
     try:
-        event = run_until_end(
-            tmp_path, monkeypatch, source=camera.url("small"), record_source=camera.url("large"), record="video"
-        )
+        event = run_until_end(tmp_path, monkeypatch, recorded_before, source=camera.url("small"), **large)
     finally:
         truth.source.close()
         truth.join(LONG_S)
     assert (event["width"], event["height"]) == SMALL
     (tmp_path / "clip.mp4").write_bytes(event["clip"])
     numbers = numbers_of(tmp_path / "clip.mp4")
-    first, last = (truth.number_at(event[key] + by) for key, by in (("since", -2), ("end_time", 1)))
+    first, last = (truth.number_at(event[key] + by) for key, by in (("since", -BEFORE_S), ("end_time", 1)))
     assert abs(between(last, numbers[-1])) <= 1
     assert -RATE - 1 <= between(first, numbers[0]) <= 1  # the key frame before it
     assert {between(*pair) for pair in itertools.pairwise(numbers)} == {1}
     image = cv2.imdecode(np.frombuffer(event["snapshot"], np.uint8), cv2.IMREAD_COLOR)
     assert image.shape[1::-1] == LARGE
     assert burnt_in_number(image) in numbers
-    files = Archive(RecordingPlace.parse(str(tmp_path / "video"), "room")).files(0.0, 1e12)
-    recorded = [number for one in files for number in numbers_of(one.path)]
+    recorded = [number for one in archive.files(0.0, 1e12) for number in numbers_of(one.path)]
     assert set(numbers) <= set(recorded)
 
 
