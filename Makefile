@@ -9,6 +9,9 @@ TORCH ?= torch==2.13.0
 # stay together, since they share what is slow to start.
 PYTEST ?= -n 3 --dist loadfile --no-loadscope-reorder
 
+# Compiling the sources again in each of hundreds of processes would cost minutes.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 BIN := $(VENV)/bin
 BASE := $(VENV)/.base

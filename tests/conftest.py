@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 import av
@@ -33,7 +34,8 @@ for _number in (signal.SIGINT, signal.SIGHUP):
 
 
 _STARTS_SOMETHING = re.compile(
-    r"\b(subprocess|multiprocessing|Engine\.load|load_engine|RtspServer|serving|run_saccade|start_saccade|chromium)\b|"
+    r"\b(subprocess|multiprocessing|Engine\.load|load_engine|random_engine|write_model|CpuExecutor|compare_devices|"
+    r"opened_run|run_soak|time_(questions|drafts|webrtc)|RtspServer|serving|run_saccade|start_saccade|chromium)\b|"
     r"tests\.support\.(command|cameras|browser|training|webrtc|whep|http_server|ray_cluster|worker_here|control|"
     r"scripted_workers|sinks)|tests\.support import cameras"
 )
@@ -41,15 +43,23 @@ _STARTS_SOMETHING = re.compile(
 _SLOW_FIXTURES = {"saccade", "shared_clips", "engine"}
 
 
+@cache
+def _starts_something(module: Path) -> bool:
+    return _STARTS_SOMETHING.search(module.read_text(encoding="utf-8")) is not None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import the modules of which `make test-fast` runs no test."""
+    only_fast = config.option.markexpr == "not slow" and collection_path.match("test_*.py")
+    return True if only_fast and _starts_something(collection_path) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that `make test-fast` leaves out."""
-    modules: dict[Path, bool] = {}
     for item in items:
-        slow = modules.get(item.path)
-        if slow is None:
-            slow = modules[item.path] = _STARTS_SOMETHING.search(item.path.read_text(encoding="utf-8")) is not None
         marked = any(item.get_closest_marker(name) for name in ("e2e", "gpu", "image"))
-        if slow or marked or not _SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+        slow_fixture = not _SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+        if marked or slow_fixture or _starts_something(item.path):
             item.add_marker("slow")
 
 

@@ -163,7 +163,7 @@ class EventHub:
 
         A second call does nothing.
         """
-        self.flush()
+        self.flush(FLUSH_S)
         with self._changed:
             closed, self._closed, thread = self._closed, True, self._thread
             self._changed.notify_all()

@@ -58,7 +58,7 @@ def test_any_build_of_opencv_will_do(monkeypatch: pytest.MonkeyPatch, installed:
         return Distribution()
 
     monkeypatch.setattr(metadata, "distribution", only)
-    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"cv2": [installed]})
+    monkeypatch.setattr(requirements, "_owners", lambda: {"cv2": [installed]})
     assert Dependency(Requirement("opencv-python>=4.9"), "").check() == wanted
 
 

@@ -243,7 +243,7 @@ def test_rtsps_needs_a_certificate_that_is_trusted(
 
 
 def test_no_tls_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.sources.rtsp.client.REPLY_S", 0.5)
+    monkeypatch.setattr("saccade.sources.network.stream_socket.CONNECT_S", 0.5)
     with server(camera(STREAM), "rtsps") as url:
         assert refusal(url).reason in ("tls", "connection failed", "timeout")
 
