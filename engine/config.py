@@ -8,7 +8,7 @@ from saccade.engine.errors import EngineError
 
 MAX_IMAGES_PER_PREFILL = 64
 """Upper limit of `images_per_prefill`. Each batch size needs a CUDA graph and memory."""
-MAX_PROMPT_TOKENS = 512
+GRAPH_PROMPT_TOKENS = 512
 """Maximum number of prompt tokens of a prefill that fit the input buffers."""
 
 

@@ -1,7 +1,7 @@
 """Opens a sink from a target: an address, a path, `-` or `display`.
 
-To add a sink, add a module and one line in `SINKS`. A module imports only modules before it in this order: record;
-base; urls, outbox, overlay; callback, display, jsonl, video, websocket, messaging; factory.
+To add a sink, add a module and one line in `SINKS`. `ORDER` in `tests/test_architecture.py` lists what a module may
+import.
 """
 
 from __future__ import annotations

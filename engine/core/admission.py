@@ -5,8 +5,8 @@ Terms:
 - A *stream* is the group of all requests with the same stream key, for example the frames of one camera. All requests
   without a key belong to one default stream.
 - A *frame* is a request of a stream with the setting `newest`. Such a stream queues at most one request: a newer frame
-  replaces the queued frame, which is then never processed. Streams without `newest` queue all requests in order of
-  arrival.
+  replaces the queued frame, which is then never processed. `StepLoop.submit` does the same for frames that have not
+  reached the queue. Streams without `newest` queue all requests in order of arrival.
 - A *prefill window* is the image of a request, or one tile of the image, together with its prompts.
 
 Streams share the engine by weighted deficit round robin (Shreedhar and Varghese 1996). Each prefill window costs its

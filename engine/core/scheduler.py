@@ -15,7 +15,8 @@ prefill starts when a fraction `prefill_ready` of the admitted images is prepare
 Every decode step contains all sequences. Between two tokens, a sequence therefore waits for at most one prefill of
 `images_per_prefill` images. The n-th queued image is prefilled within (1 + `decodes_quiet`) · ⌈n / images_per_prefill⌉
 steps. `requests_per_prefill` limits the number of requests that begin in a prefill. The remaining capacity is used for
-other windows of the same requests. All parameters are in `EngineConfig`.
+other windows of the same requests. The number of prompt tokens does not limit a prefill: with more than
+`GRAPH_PROMPT_TOKENS`, it runs without a CUDA graph. All parameters are in `EngineConfig`.
 
 The table compares numbers of decode steps per prefill, simulated with `tests.support.engine.simulation`. Conditions:
 step times of Moondream 2 in bf16 on an H200, answers of 10 steps, prefills of 1 to 8 images. Latency is measured with
@@ -44,7 +45,7 @@ from collections import abc, deque
 from enum import Enum
 from typing import Generic
 
-from saccade.engine.config import MAX_PROMPT_TOKENS, EngineConfig
+from saccade.engine.config import GRAPH_PROMPT_TOKENS, EngineConfig
 from saccade.engine.core.admission import Admission, PagePool, Resources
 from saccade.engine.core.request import (
     ImageT,
@@ -98,7 +99,7 @@ class Scheduler(Generic[ImageT]):
         self._unprepared: list[PrefillWindow[ImageT]] = []  # admitted, image preparation not started
         self._decoding: list[Sequence[ImageT]] = []  # prefilled and not finished
         self._prefilling = 0  # prefills in flight
-        self._decodes = config.decodes_quiet  # steps since the last prefill
+        self._decodes_since_prefill = config.decodes_quiet
         self._launched = 0
         self._timed: dict[Request[ImageT], None] = {}  # unfinished requests with a deadline
         self.soonest = math.inf
@@ -279,7 +280,7 @@ class Scheduler(Generic[ImageT]):
             self.admit()
             step = self._choose()
         if step is not None:
-            self._decodes = 0 if step.kind is StepKind.PREFILL else self._decodes + 1
+            self._decodes_since_prefill = 0 if step.kind is StepKind.PREFILL else self._decodes_since_prefill + 1
             self._prefilling += step.kind is StepKind.PREFILL
             for rows in step.groups:
                 rows[0].sequence.inflight_refs += 1
@@ -346,7 +347,7 @@ class Scheduler(Generic[ImageT]):
     def _prefills_in_turn(self) -> bool:
         config = self._config
         quiet = self.waiting + len(self._admitted) < min(config.images_per_prefill, config.requests_per_prefill)
-        return self._decodes >= (config.decodes_quiet if quiet else config.decodes_busy)
+        return self._decodes_since_prefill >= (config.decodes_quiet if quiet else config.decodes_busy)
 
     def _prefill_ready(self) -> Step[ImageT] | None:
         """Return a prefill step of the prepared (cropped) images, or None if too few admitted images are prepared."""
@@ -363,7 +364,7 @@ class Scheduler(Generic[ImageT]):
         certain = sum(len(sequence.output.certain) for sequence in sequences)
         slots = self._config.max_sequences - len(sequences) - certain
         tokens = sum(len(sequence.prompt) for sequence in sequences) + certain
-        fits = slots >= 0 and tokens <= MAX_PROMPT_TOKENS
+        fits = slots >= 0 and tokens <= GRAPH_PROMPT_TOKENS
         room = min(slots, self._config.drafted_tokens - tokens)
         share = max(0, room) // max(1, len(ready))
         for window in ready:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from saccade.engine.config import MAX_PROMPT_TOKENS, EngineConfig
+from saccade.engine.config import GRAPH_PROMPT_TOKENS, EngineConfig
 from saccade.engine.cpu.decoder import CpuPagedCache, CpuRunner
 from saccade.engine.cpu.layers import product_dtype
 from saccade.engine.cpu.threads import image_threads, one_thread, set_threads
@@ -47,7 +47,7 @@ class CpuExecutor(Executor[ImageCrops]):
                 CpuStream("compute"),
                 CpuStream("copy"),
                 lambda _, work: work(),
-                Sizes(range(config.max_sequences + 1), range(MAX_PROMPT_TOKENS + 1)),
+                Sizes(range(config.max_sequences + 1), range(GRAPH_PROMPT_TOKENS + 1)),
                 texts=texts,
             )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from saccade.engine.config import MAX_PROMPT_TOKENS, EngineConfig
+from saccade.engine.config import GRAPH_PROMPT_TOKENS, EngineConfig
 from saccade.engine.core.request import Step, StepKind
 from saccade.engine.cuda.paged_cache import PagedCache
 from saccade.engine.cuda.select import cuda_runner
@@ -30,7 +30,7 @@ from saccade.engine.runtime.streams import Event, Watcher
 DECODE_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128)  # decode steps are padded to the next size
 # The prompt tokens of a prefill are padded to these sizes. Longer prompts run without a graph. 48 tokens with 8 images
 # fill the GEMM tiles (16.4 ms instead of 16.8).
-PROMPT_TOKEN_SIZES = (8, 16, 48, 128, 256, MAX_PROMPT_TOKENS)
+PROMPT_TOKEN_SIZES = (8, 16, 48, 128, 256, GRAPH_PROMPT_TOKENS)
 _COMMON_TOKENS = 128  # graphs of prefills with at most this number of prompt tokens are captured at startup
 
 
@@ -53,7 +53,7 @@ class CudaExecutor(Executor[PreparedImage]):
     ) -> None:
         fallbacks, rows, device = Fallbacks(), config.max_sequences, model.device
         self.cache = PagedCache(model, n_pages, config.page_size, config.kv_dtype)
-        runner = cuda_runner(model, self.cache, max(MAX_PROMPT_TOKENS, rows), fallbacks)
+        runner = cuda_runner(model, self.cache, max(GRAPH_PROMPT_TOKENS, rows), fallbacks)
         compute, copy = CudaStream(device), CudaStream(device)
         self.graphs = Graphs(compute.stream, fallbacks)
         images = CudaImageEncoder(

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from saccade.engine.config import MAX_PROMPT_TOKENS, EngineConfig
+from saccade.engine.config import GRAPH_PROMPT_TOKENS, EngineConfig
 from saccade.engine.core.request import Step, StepKind
 from saccade.engine.core.speculative import Rows, drafted_from_images, put_found
 from saccade.engine.errors import Fallbacks
@@ -233,7 +233,7 @@ class Executor(Generic[PreparedT]):
         # A sequence has at most the pages of the prefix, and pages for the rest of the context.
         width = cache.prefix_pages + -(-(limits.max_context - limits.prefix_length) // config.page_size)
         self._steps = DecodeInputs(depth, device, rows, cache.prefix_length)
-        shapes = rows, images.batch_sizes[-1], MAX_PROMPT_TOKENS, cache.prefix_pages, width
+        shapes = rows, images.batch_sizes[-1], GRAPH_PROMPT_TOKENS, cache.prefix_pages, width
         self._prefills = PrefillInputs(depth, device, *shapes, cache.prefix_length, self._asked)
         self._bos = torch.full((1, 1), limits.bos_id, device=device)
         self._suppressed = torch.tensor(limits.suppressed_ids, dtype=torch.int64, device=device)
@@ -410,7 +410,7 @@ class Executor(Generic[PreparedT]):
                 if window.request.adapter is not None:
                     self._adapter_bank().fill(window.adapter_slot, window.request.adapter)
         n = bucket_of((0, *self._images.batch_sizes), len(step.imaged))
-        if len(prompts.ids) > MAX_PROMPT_TOKENS:
+        if len(prompts.ids) > GRAPH_PROMPT_TOKENS:
             self._prefill_long(step, prompts, adapted)
         else:
             self._run(*self._prefill_job(n, bucket_of(self._sizes.prompt_tokens, len(prompts.ids)), adapted))

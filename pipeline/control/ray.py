@@ -542,7 +542,7 @@ class RayWorkers:
             self._changed.notify_all()
         if ready.machine and self._stores is not None:
             self._stores.meet(ready.machine, ready.node)
-        self._place()
+        self._open_waiting()
 
     def _take_messages(self, worker: WorkerSlot) -> str:
         while True:
@@ -654,7 +654,7 @@ class RayWorkers:
             self._receiver.end(name)
         for ended in over:
             self.on_end(ended)
-        self._place()
+        self._open_waiting()
 
     def _kill(self, worker: WorkerSlot) -> None:
         if worker.ready is not None and not worker.settings.cluster:
@@ -665,7 +665,7 @@ class RayWorkers:
 
     # ---- placing
 
-    def _place(self) -> None:
+    def _open_waiting(self) -> None:
         """Open all streams that wait for a worker, if a worker is ready."""
         if not self.ready:
             return
