@@ -6,6 +6,8 @@ import logging
 import os
 import re
 import threading
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -101,16 +103,12 @@ def open_source(
         )
 
         return WebRtcListener(text, stream=stream, vid_stride=vid_stride, hwaccel=hwaccel, retry=retry)
-    opener = _live_opener(text, hwaccel, rtsp_transport, loss, tls, check_address, stream=stream, largest=largest)
-    if opener:
+    settings = _LiveSettings(hwaccel, TransportChoice(rtsp_transport), loss, TlsPolicy.parse(tls), check_address)
+    live = _live_source(text, settings, stream=stream, vid_stride=vid_stride, retry=retry, largest=largest)
+    if live is not None:
         if start is not None or end is not None:
             raise SourceError(f"{redact(text)} is a live source: remove start and end, which apply to files only")
-        name = stream or (f"camera{text}" if text.isdecimal() else stream_name(text))
-        if text.lower().startswith("onvif://"):
-            from saccade.sources.onvif.source import OnvifSource  # only for those who use it
-
-            return OnvifSource(text, opener, stream=name, vid_stride=vid_stride, retry=retry, check=check_address)
-        return LiveSource(text, opener, stream=name, vid_stride=vid_stride, retry=retry)
+        return live
     path = Path(text)
     _check_path(path)
     if path.is_dir() or is_image(path):
@@ -129,7 +127,8 @@ def check_source(target: str) -> None:
         SourceError: if `open_source` would reject the address, or the file does not exist.
     """
     if "://" in target:
-        _live_opener(with_plain_zone(target.strip()), "auto", "auto", "hide", "verify", None)
+        settings = _LiveSettings("auto", TransportChoice("auto"), "hide", TlsPolicy(), None)
+        _live_source(with_plain_zone(target.strip()), settings)
     elif not target.startswith("webrtc:") and not target.isdecimal():
         _check_path(Path(target))
         if not Path(target).exists():
@@ -148,96 +147,90 @@ def _check_path(path: Path) -> None:
         raise SourceError(f"no such file: {shown.removeprefix('rtsp://')}; an address begins with rtsp:// or http://")
 
 
-def _live_opener(
+@dataclass(slots=True, frozen=True)
+class _LiveSettings:
+    """Settings for all connections of a live source."""
+
+    hwaccel: HwAccel
+    choice: TransportChoice
+    loss: Loss
+    tls: TlsPolicy
+    check: CheckAddress | None
+
+    def open_ffmpeg(self, address: FfmpegInput, closed: threading.Event, gpu: int | None, taps: Taps) -> LiveConnection:
+        dialer = Dialer(closed, self.tls, self.check)
+        return FfmpegConnection(address, dialer, hwaccel=self.hwaccel, gpu=gpu, taps=taps)
+
+    def open_rtsp(self, address: RtspAddress, closed: threading.Event, gpu: int | None, taps: Taps) -> LiveConnection:
+        try:
+            return RtspConnection(
+                address,
+                closed,
+                choice=self.choice,
+                hwaccel=self.hwaccel,
+                gpu=gpu,
+                loss=self.loss,
+                tls=self.tls,
+                check_address=self.check,
+                taps=taps,
+            )
+        except UnhandledCodecError as unhandled:
+            address = unhandled.address
+            if self.check is not None:  # FFmpeg would follow any redirect
+                raise LiveError(
+                    "codec unsupported",
+                    f"{redact(address.url)}: only H.264 and H.265 are supported while source addresses are restricted",
+                ) from None
+            return self.open_ffmpeg(FfmpegInput.of_rtsp(address, self.choice.way), closed, gpu, taps)
+
+    def open_onvif(
+        self, device: OnvifAddress, name: str, largest: bool, closed: threading.Event, gpu: int | None, taps: Taps
+    ) -> LiveConnection:
+        """Connect to an ONVIF device's RTSP stream. Ask for the stream URI each time, because it may change."""
+        from saccade.sources.onvif.device import best_profile, checked_address, largest_profile, read_profiles
+
+        address = checked_address(device, Dialer(closed, self.tls, self.check))
+        profiles = read_profiles(address, there_only=self.check is not None)
+        chosen = [profile for profile in profiles if profile.token == device.token] if device.token else profiles
+        if not chosen:
+            known = ", ".join(profile.token for profile in profiles)
+            raise LiveError("not found", f"{device.host} has no ONVIF profile '{device.token}'; available: {known}")
+        profile = largest_profile(chosen) if largest else best_profile(chosen)
+        size, purpose = f"{profile.width}x{profile.height}", "recordings" if largest else "analysis"
+        log.info("stream %s: uses ONVIF profile %r (%s %s) for %s", name, profile.token, profile.codec, size, purpose)
+        return self.open_rtsp(device.stream(profile), closed, gpu, taps)
+
+
+def _live_source(
     text: str,
-    hwaccel: HwAccel,
-    transport: Transport,
-    loss: Loss,
-    tls: str,
-    check: CheckAddress | None,
+    settings: _LiveSettings,
     *,
     stream: str | None = None,
+    vid_stride: int = 1,
+    retry: bool = True,
     largest: bool = False,
-) -> Opener | None:
-    """Return the function that connects to a live address or webcam; None if `text` is neither."""
+) -> LiveSource | None:
+    """Return the source of a live address or webcam, not yet connected; None if `text` is neither."""
     scheme, separator, _ = text.partition("://")
     scheme = scheme.lower()
-    policy, choice = TlsPolicy.parse(tls), TransportChoice(transport)
+    name = stream or stream_name(text)
+    opener: Opener
     if not separator:
         if not text.isdecimal() or Path(text).exists():
             return None
-        address = FfmpegInput.of_camera(int(text))
+        name = stream or f"camera{text}"
+        opener = partial(settings.open_ffmpeg, FfmpegInput.of_camera(int(text)))
     elif scheme in _RTSP:
-        rtsp = RtspAddress.parse(text)
-        return lambda closed, gpu, taps: _open_rtsp(rtsp, closed, hwaccel, gpu, choice, loss, policy, check, taps)
+        opener = partial(settings.open_rtsp, RtspAddress.parse(text))
     elif scheme == "onvif":
-        from saccade.sources.onvif.device import OnvifAddress  # only for those who use it
+        from saccade.sources.onvif import OnvifAddress, OnvifSource  # only for those who use it
 
-        device, name = OnvifAddress.parse(text), stream or stream_name(text)
-        return lambda closed, gpu, taps: _open_onvif(
-            device, closed, hwaccel, gpu, choice, loss, policy, check, taps, name=name, largest=largest
-        )
+        opener = partial(settings.open_onvif, OnvifAddress.parse(text), name, largest)
+        return OnvifSource(text, opener, stream=name, vid_stride=vid_stride, retry=retry, check=settings.check)
     elif scheme in _STREAMS:
         check_port(text)
-        address = FfmpegInput.of_url(text)
+        opener = partial(settings.open_ffmpeg, FfmpegInput.of_url(text))
     else:  # show only the scheme, since the rest may contain a password
         known = ", ".join((*(f"{name}://" for name in (*_RTSP, "onvif", *_STREAMS)), "webrtc:PORT"))
         raise SourceError(f"{scheme}:// sources are not supported; use {known}, a file, a folder or a webcam number")
-    return lambda closed, gpu, taps: FfmpegConnection(
-        address, Dialer(closed, policy, check), hwaccel=hwaccel, gpu=gpu, taps=taps
-    )
-
-
-def _open_onvif(
-    device: OnvifAddress,
-    closed: threading.Event,
-    hwaccel: HwAccel,
-    gpu: int | None,
-    choice: TransportChoice,
-    loss: Loss,
-    tls: TlsPolicy,
-    check: CheckAddress | None,
-    taps: Taps,
-    *,
-    name: str,
-    largest: bool,
-) -> LiveConnection:
-    """Connect to an ONVIF device's RTSP stream. Ask the device for the stream URI each time, because it may change."""
-    from saccade.sources.onvif.device import best_profile, checked_address, largest_profile, read_profiles
-
-    profiles = read_profiles(checked_address(device, Dialer(closed, tls, check)), there_only=check is not None)
-    chosen = [profile for profile in profiles if profile.token == device.token] if device.token else profiles
-    if not chosen:
-        known = ", ".join(profile.token for profile in profiles)
-        raise LiveError("not found", f"{device.host} has no ONVIF profile '{device.token}'; available: {known}")
-    profile = largest_profile(chosen) if largest else best_profile(chosen)
-    size, purpose = f"{profile.width}x{profile.height}", "recordings" if largest else "analysis"
-    log.info("stream %s: uses ONVIF profile %r (%s %s) for %s", name, profile.token, profile.codec, size, purpose)
-    return _open_rtsp(device.stream(profile), closed, hwaccel, gpu, choice, loss, tls, check, taps)
-
-
-def _open_rtsp(
-    address: RtspAddress,
-    closed: threading.Event,
-    hwaccel: HwAccel,
-    gpu: int | None,
-    choice: TransportChoice,
-    loss: Loss,
-    tls: TlsPolicy,
-    check: CheckAddress | None,
-    taps: Taps,
-) -> LiveConnection:
-    try:
-        return RtspConnection(
-            address, closed, choice=choice, hwaccel=hwaccel, gpu=gpu, loss=loss, tls=tls, check_address=check, taps=taps
-        )
-    except UnhandledCodecError as unhandled:
-        address = unhandled.address
-        if check is not None:  # FFmpeg would follow any redirect
-            raise LiveError(
-                "codec unsupported",
-                f"{redact(address.url)}: only H.264 and H.265 are supported while source addresses are restricted",
-            ) from None
-        return FfmpegConnection(
-            FfmpegInput.of_rtsp(address, choice.way), Dialer(closed, tls, check), hwaccel=hwaccel, gpu=gpu, taps=taps
-        )
+    return LiveSource(text, opener, stream=name, vid_stride=vid_stride, retry=retry)

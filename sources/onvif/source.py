@@ -44,14 +44,7 @@ class OnvifSource(LiveSource):
     """
 
     def __init__(
-        self,
-        url: str,
-        opener: Opener,
-        *,
-        stream: str,
-        vid_stride: int = 1,
-        retry: bool = True,
-        check: CheckAddress | None = None,
+        self, url: str, opener: Opener, *, stream: str, vid_stride: int, retry: bool, check: CheckAddress | None
     ) -> None:
         super().__init__(url, opener, stream=stream, vid_stride=vid_stride, retry=retry)
         self._address = OnvifAddress.parse(url)

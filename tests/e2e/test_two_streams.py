@@ -185,8 +185,8 @@ def test_an_onvif_camera_is_analysed_small_and_recorded_large(
     files = Archive(RecordingPlace.parse(str(tmp_path / "video"), "room")).files(0.0, 1e12)
     assert set(numbers) <= {number for one in files for number in numbers_of(one.path)}
     assert {one for one in caplog.messages if "ONVIF profile" in one} == {
-        "room: ONVIF profile 'small' (H264 1280x720) for analysis",
-        "room (record source): ONVIF profile 'large' (H265 3840x2160) for recordings",
+        "stream room: uses ONVIF profile 'small' (H264 1280x720) for analysis",
+        "stream room (record source): uses ONVIF profile 'large' (H265 3840x2160) for recordings",
     }
     assert "secret" not in caplog.text
 
