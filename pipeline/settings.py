@@ -93,7 +93,7 @@ def no_nul(value: str) -> str:
         ValueError: if the string contains a NUL character.
     """
     if "\0" in value:  # a path with a NUL character raises wherever it is used
-        raise ValueError("should not contain a NUL character")
+        raise ValueError("a NUL character is not allowed in text")
     return value
 
 

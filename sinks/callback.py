@@ -29,7 +29,7 @@ class CallbackSink:
 
     def __init__(self, function: Callable[[Frame, Result, Latency], object]) -> None:
         if not callable(function):
-            raise SinkError(f"function must be callable with (frame, result, latency); got {function!r:.100}")
+            raise SinkError(f"the function must be callable with (frame, result, latency); got {function!r:.100}")
         self._function = function
         self._lock = threading.Lock()
         self._closed = False

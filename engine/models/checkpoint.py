@@ -166,7 +166,7 @@ def _scaled(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTensor
             raise CheckpointError(f"{path}: tensor '{name}' is an FP8 scale, but '{weight}' is missing or not FP8")
         scale = held.pop(name)
         if len(codes.shape) != 3 or math.prod(scale.shape) != math.prod(codes.shape[:2]):
-            got = f"{list(scale.shape)} for {list(codes.shape)}"
+            got = f"scales {list(scale.shape)} for weights {list(codes.shape)}"
             raise CheckpointError(f"{path}: tensor '{name}' must have one scale per expert output; got {got}")
         scale = StoredTensor(codes.shape[:2], partial(_shaped, scale, codes.shape[:2]), scale.dtype)
         held[weight] = StoredTensor(codes.shape, partial(_rescaled, codes, scale), codes.dtype, scale, codes.read)
@@ -209,7 +209,7 @@ def compare(wanted: Mapping[str, tuple[int, ...]], held: Mapping[str, StoredTens
     """
     for name, shape in wanted.items():
         if name not in held:
-            raise CheckpointError(f"{path}: tensor '{_PREFIX}{name}' {list(shape)} is missing")
+            raise CheckpointError(f"{path}: tensor '{_PREFIX}{name}' of shape {list(shape)} is missing")
         if held[name].shape != shape:
             got = list(held[name].shape)
             raise CheckpointError(
@@ -218,5 +218,5 @@ def compare(wanted: Mapping[str, tuple[int, ...]], held: Mapping[str, StoredTens
     unknown = [name for name in held if name not in wanted]
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-        first = f"'{_PREFIX}{unknown[0]}' {list(held[unknown[0]].shape)}"
+        first = f"'{_PREFIX}{unknown[0]}' of shape {list(held[unknown[0]].shape)}"
         raise CheckpointError(f"{path}: tensor {first} is not part of the model that config.json describes{more}")

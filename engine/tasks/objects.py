@@ -282,7 +282,7 @@ class Gaze(Task):
 
     def __post_init__(self) -> None:
         if self.form not in get_args(GazeForm):
-            raise ValueError(f"form must be one of {', '.join(get_args(GazeForm))}; got {self.form!r}")
+            raise ValueError(f"the form of a gaze must be one of {', '.join(get_args(GazeForm))}; got {self.form!r}")
         object.__setattr__(self, "eye", tuple(self.eye))
         if len(self.eye) != 2 or not all(is_number(value) and 0 <= value <= 1 for value in self.eye):
             raise ValueError(f"eye must be a point (x, y) of numbers from 0 to 1; got {self.eye!r}")

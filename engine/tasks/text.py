@@ -206,7 +206,7 @@ class Query(TextTask):
                 ids = tuple(prompts.ids(spell(choice)))
                 if not ids or prompts.eos_id in ids:
                     raise PromptError(
-                        f"'{shorten(choice)}' cannot be a choice: it is empty or contains the model's end-of-text token"
+                        f"invalid choice '{shorten(choice)}': it is empty or contains the model's end-of-text token"
                     )
                 options.setdefault(ids, choice)
         return options

@@ -22,17 +22,17 @@ def _points(value: object) -> object:
         try:
             value = [float(number) for number in value.split(",")]
         except ValueError:
-            raise ValueError("should be coordinates separated by commas, such as .1,.2,.5,.2,.5,.9") from None
+            raise ValueError("coordinates should be numbers separated by commas, such as .1,.2,.5,.2,.5,.9") from None
     if isinstance(value, list | tuple) and value and all(isinstance(one, int | float) for one in value):
         if len(value) % 2:
-            raise ValueError(f"should be pairs of x and y coordinates, got an odd number of values ({len(value)})")
+            raise ValueError(f"coordinates should be pairs of x and y, got an odd number of values ({len(value)})")
         return list(zip(value[::2], value[1::2], strict=True))
     return value
 
 
 def _inside_the_image(points: list[Point]) -> list[Point]:
     if not all(math.isfinite(one) and 0 <= one <= 1 for point in points for one in point):
-        raise ValueError("should be coordinates as fractions of the image's width and height, from 0 to 1")
+        raise ValueError("coordinates should be fractions of the image's width and height, from 0 to 1")
     return points
 
 
@@ -44,7 +44,7 @@ _EDGE = 0.005  # of the image, within which a box is taken to be cut off
 
 def _box(points: list[Point]) -> list[Point]:
     if len(points) != 2 or points[0][0] >= points[1][0] or points[0][1] >= points[1][1]:
-        raise ValueError("should be a box: x1,y1,x2,y2")
+        raise ValueError("a box should be x1,y1,x2,y2 with x1 < x2 and y1 < y2")
     return points
 
 
@@ -54,7 +54,7 @@ def _side(box: list[Point]) -> float:
 
 def _polygon(points: list[Point]) -> list[Point]:
     if len(points) < 3 or area(points) <= 0:
-        raise ValueError("should be a polygon with at least three corners that are not on one line")
+        raise ValueError("a polygon should have at least three corners that are not on one line")
     return points
 
 
@@ -68,7 +68,7 @@ Polygons = Annotated[list[Polygon], BeforeValidator(_polygons), Field(max_length
 
 def _line(points: list[Point]) -> list[Point]:
     if len(points) != 2 or points[0] == points[1]:
-        raise ValueError("should be two different points: x1,y1,x2,y2")
+        raise ValueError("a line should have two different end points: x1,y1,x2,y2")
     return points
 
 
@@ -94,7 +94,7 @@ class SizeSettings(NullIsUnset):
     @classmethod
     def _higher(cls, value: list[Point], info: Any) -> list[Point]:
         if "near" in info.data and value[1][1] >= info.data["near"][1][1]:
-            raise ValueError("should be a box whose lower edge is above the lower edge of the box `near`")
+            raise ValueError("the lower edge of the box `far` should be above the lower edge of the box `near`")
         return value
 
     def fits(self, box: tuple[float, float, float, float]) -> bool:
@@ -168,9 +168,11 @@ def _regions(points_key: str) -> BeforeValidator:
             for one in value:
                 name, equals, points = one.partition("=") if isinstance(one, str) else ("", "", "")
                 if isinstance(one, Mapping):
-                    raise ValueError("should be a mapping of names, such as {door: [.1, .2, .5, .2, .5, .9]}")
+                    raise ValueError(
+                        "expected a mapping of names to coordinates, such as {door: [.1, .2, .5, .2, .5, .9]}"
+                    )
                 if not (equals and name.strip()):
-                    raise ValueError("should be NAME=X,Y,X,Y,…, such as door=.1,.2,.5,.2,.5,.9")
+                    raise ValueError("expected NAME=X,Y,X,Y,…, such as door=.1,.2,.5,.2,.5,.9")
                 if name.strip() in named:
                     raise ValueError(f"the name '{name.strip()}' is defined twice")
                 named[name.strip()] = points

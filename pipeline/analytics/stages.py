@@ -91,5 +91,5 @@ def check_names(names: list[str], table: dict[str, Callable[[], Stage]] | dict[s
         ValueError: if a name is unknown.
     """
     if unknown := next((name for name in names if name not in table), None):
-        raise ValueError(f"unknown name '{unknown}'; available: {', '.join(sorted(table)) or 'none'}")
+        raise ValueError(f"unknown stage or gate '{unknown}'; available: {', '.join(sorted(table)) or 'none'}")
     return names

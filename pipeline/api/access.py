@@ -57,7 +57,7 @@ def _network(text: str) -> str:
     try:
         ipaddress.ip_network(text, strict=False)
     except ValueError:
-        raise ValueError("should be an IP address or network, such as 10.0.0.0/8") from None
+        raise ValueError("expected an IP address or network, such as 10.0.0.0/8") from None
     return text
 
 

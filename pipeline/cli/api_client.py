@@ -37,7 +37,7 @@ class ApiClient:
         url = with_plain_zone(url)
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError("should be the address of a running Saccade, such as http://127.0.0.1:8080")
+            raise ValueError("expected the address of a running Saccade, such as http://127.0.0.1:8080")
         self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session: httpx.AsyncClient | None = None

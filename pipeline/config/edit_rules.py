@@ -86,7 +86,7 @@ def _with_rule(text: str, at: At, number: int, old: RuleSettings, new: RuleSetti
 def _required(text: str, at: At) -> yaml.Node:
     node = node_at(root_of(text), at)
     if node is None:
-        raise TypeError("the YAML text has no value at this path")
+        raise TypeError(f"the YAML text has no value at path {list(at)}")
     return node
 
 

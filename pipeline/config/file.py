@@ -215,7 +215,7 @@ def _read_yaml(path: Path, text: str) -> tuple[dict[str, Any], Places]:
     if values is None:
         values = {}
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}:1:1: should be a mapping of keys to values, not a {type(values).__name__}")
+        raise ConfigError(f"{path}:1:1: expected a mapping of keys to values, got a {type(values).__name__}")
     return values, places
 
 

@@ -36,7 +36,7 @@ class QueuePolicy:
         if (match := re.fullmatch(r"keep\s+(\d{1,4})", words)) and 1 <= int(match[1]) <= _MAX_SIZE:
             return cls(int(match[1]), "drop oldest")
         raise ValueError(
-            f"'{text}' is not a queue policy: use 'wait', 'newest' or 'keep N' with N from 1 to {_MAX_SIZE}"
+            f"unknown queue policy '{text}': use 'wait', 'newest' or 'keep N' with N from 1 to {_MAX_SIZE}"
         )
 
 

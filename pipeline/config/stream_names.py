@@ -19,7 +19,7 @@ def check_name(name: str) -> str:
     """
     if not re.fullmatch(r"\w[\w.-]*", name) or len(name) > _LIMIT:
         shown = " ".join(name[:80].split()).encode(errors="backslashreplace").decode()
-        raise ValueError(f"'{shown}' is not a valid stream name: use up to {_LIMIT} letters, digits, '.', '_' and '-'")
+        raise ValueError(f"invalid stream name '{shown}': use up to {_LIMIT} letters, digits, '.', '_' and '-'")
     return name
 
 

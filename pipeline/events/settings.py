@@ -35,7 +35,7 @@ class Threshold(NullIsUnset):
     @classmethod
     def _below_on(cls, value: float, info: Any) -> float:
         if value > info.data.get("on", 1.0):
-            raise ValueError(f"should be at most the value of `on`, which is {info.data['on']:g}")
+            raise ValueError(f"`off` should be at most the value of `on`, which is {info.data['on']:g}")
         return value
 
 
@@ -51,7 +51,7 @@ class AttributeSettings(NullIsUnset):
     @classmethod
     def _a_choice(cls, value: list[str]) -> list[str]:
         if len(value) == 1:
-            raise ValueError("should be empty for free text, or a list of two or more choices")
+            raise ValueError("give two or more choices, or none for free text")
         return value
 
 
@@ -60,7 +60,7 @@ def _looks(text: str | None) -> tuple[int, int]:
         return 1, 1
     found = re.fullmatch(r"(\d+)\s+of\s+(\d+)(\s+frames)?", text.strip())
     if not found or not 1 <= int(found[1]) <= int(found[2]) <= 64:
-        raise ValueError("should be K of N, such as 3 of 5, with N up to 64")
+        raise ValueError("expected K of N frames, such as 3 of 5, with N up to 64")
     return int(found[1]), int(found[2])
 
 
@@ -87,7 +87,9 @@ def _require_object(value: object, info: Any, *without: str) -> None:
         ValueError: if the condition has one of the kinds in `without`.
     """
     if value and "when" in info.data and (kind := parse(info.data["when"]).kind) in without:
-        raise ValueError(f"cannot be used with the condition '{kind}', because there is no object to ask about")
+        raise ValueError(
+            f"questions cannot be used with the condition '{kind}', because there is no object to ask about"
+        )
 
 
 class RuleSettings(NullIsUnset):
@@ -120,7 +122,7 @@ class RuleSettings(NullIsUnset):
     @classmethod
     def _safe_name(cls, value: str) -> str:
         if not re.fullmatch(r"[\w][\w.-]{0,63}", value):
-            raise ValueError("should be up to 64 letters, digits, '.', '_' and '-'")
+            raise ValueError("a rule name should be up to 64 letters, digits, '.', '_' and '-'")
         return value
 
     @field_validator("when")
@@ -145,7 +147,7 @@ class RuleSettings(NullIsUnset):
     @classmethod
     def _of_a_question(cls, value: Any, info: Any) -> Any:
         if info.data.get("ask", "") is None and value != cls.model_fields[info.field_name].default:
-            raise ValueError("requires the key ask in the same rule")
+            raise ValueError("this key requires the key ask in the same rule")
         return value
 
     @field_validator("attributes")
@@ -180,7 +182,7 @@ def _named(value: object) -> object:
     if isinstance(value, str):
         value = [value]
     if isinstance(value, Mapping):
-        raise ValueError("should be a list, such as [{name: visitor, when: person in door for 10s}]")
+        raise ValueError("expected a list of rules, such as [{name: visitor, when: person in door for 10s}]")
     if not isinstance(value, list):
         return value
     rules: list[Any] = []
@@ -188,7 +190,7 @@ def _named(value: object) -> object:
         if isinstance(one, str):
             name, equals, when = one.partition("=")
             if not equals:
-                raise ValueError("should be NAME=CONDITION, such as visitor=person in door for 10s")
+                raise ValueError("expected NAME=CONDITION, such as visitor=person in door for 10s")
             one = {"name": name.strip(), "when": when.strip()}
         rules.append(one)
     names = [rule.get("name") if isinstance(rule, Mapping) else getattr(rule, "name", None) for rule in rules]

@@ -103,7 +103,7 @@ class Connection(ServerConnection):
         self, *args: Any, connections: set[Connection], max_connections: int, open_s: float, **settings: Any
     ) -> None:
         if len(connections) >= max_connections:
-            raise ConnectionRefusedError("too many WebSocket connections at once")
+            raise ConnectionRefusedError("the limit of WebSocket connections is reached")
         super().__init__(*args, **settings)
         self._connections = connections
         self._connections.add(self)

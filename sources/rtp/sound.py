@@ -83,7 +83,7 @@ class AudioDepacketizer:
         except ValueError:
             self.config = b""
         if len(self.config) < 2 or max(self._sizes) > 32 or min(self._sizes) < 0:
-            raise ValueError("the SDP states no valid `config` for AAC")
+            raise ValueError("the SDP has no valid parameter `config` for AAC audio")
         word = int.from_bytes(self.config[:2])
         number, channels = word >> 7 & 15, word >> 3 & 15
         if number < len(_RATES):

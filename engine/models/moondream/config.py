@@ -242,10 +242,10 @@ class MoondreamConfig:
             raise ModelConfigError(f"unknown section '{min(unknown)}' in the model configuration")
         classes = values.get("classes")
         if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
-            raise ModelConfigError("field 'classes' must be a list of class names")
+            raise ModelConfigError("the field 'classes' must be a list of class names")
         repeat_iou = values.get("repeat_iou")
         if repeat_iou is not None and not (isinstance(repeat_iou, int | float) and 0 < repeat_iou <= 1):
-            raise ModelConfigError("field 'repeat_iou' must be a number above 0 and at most 1")
+            raise ModelConfigError("the field 'repeat_iou' must be a number above 0 and at most 1")
         values = _usual_names(values)
         text = values.get("text", {})
         unsaid: Mapping[str, Mapping[str, Any]] = {}
@@ -299,7 +299,7 @@ class MoondreamConfig:
             ("vision.crop_size", vision.crop_size),
         ):
             if not count:
-                raise ModelConfigError(f"field '{name}' must be above 0")
+                raise ModelConfigError(f"the field '{name}' must be above 0")
         for claim, holds in (
             ("text.dim must be a multiple of text.n_heads", text.dim % text.n_heads == 0),
             ("text.n_heads must be a multiple of text.n_kv_heads", text.n_heads % text.n_kv_heads == 0),
@@ -426,12 +426,12 @@ def _section(kind: type[_T], name: str, values: Mapping[str, Any], unsaid: Mappi
         if key == "group_size" and value is None:  # published files use null if there are no 4-bit weights
             continue
         if key not in defaults:
-            raise ModelConfigError(f"unknown field '{name}.{key}'")
+            raise ModelConfigError(f"unknown field '{name}.{key}' in the model configuration")
         expected = _KINDS.get(str(defaults[key].type), (Mapping,))
         if not isinstance(value, expected) or isinstance(value, bool):
-            raise ModelConfigError(f"field '{name}.{key}' must be of type {expected[0].__name__}; got {value!r}")
+            raise ModelConfigError(f"the field '{name}.{key}' must be of type {expected[0].__name__}; got {value!r}")
         if isinstance(value, int | float) and not 0 <= value < float("inf"):
-            raise ModelConfigError(f"field '{name}.{key}' must be finite and not negative; got {value!r}")
+            raise ModelConfigError(f"the field '{name}.{key}' must be finite and not negative; got {value!r}")
         read[key] = value
     return kind(**read)
 

@@ -108,7 +108,7 @@ class Planner:
     ) -> None:
         if min(width, height, columns, rows) <= 0:
             raise ValueError(
-                f"frame and grid sizes should be above 0, got frame {width}x{height} and grid {columns}x{rows}"
+                f"sizes of frame and grid should be above 0, got frame {width}x{height} and grid {columns}x{rows}"
             )
         if not 0 < sweep_s < float("inf"):
             raise ValueError(f"sweep_s should be a duration above 0 seconds, got {sweep_s}")

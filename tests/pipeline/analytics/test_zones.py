@@ -185,11 +185,11 @@ def test_zones_are_written_as_texts_mappings_and_points() -> None:
         ({"zones": ["door=.1,.1,.2,.2,.3,.3"]}, "three corners"),
         ({"zones": ["door=.1,.2,.3,.4,.5,1.6"]}, "fractions"),
         ({"zones": ["door=.1,.2,.3,.4,.5,nan"]}, "fractions"),
-        ({"zones": ["door=a,b"]}, "coordinates separated by commas"),
+        ({"zones": ["door=a,b"]}, "coordinates should be numbers separated by commas"),
         ({"zones": {"door": {"polygon": SQUARE, "anchor": "left"}}}, "anchor"),
         ({"zones": {"door": {"polygon": SQUARE, "inertia": -1}}}, "inertia"),
-        ({"lines": ["gate=.1,.2,.1,.2"]}, "different points"),
-        ({"lines": ["gate=.1,.2,.3,.4,.5,.6"]}, "two different points"),
+        ({"lines": ["gate=.1,.2,.1,.2"]}, "different end points"),
+        ({"lines": ["gate=.1,.2,.3,.4,.5,.6"]}, "two different end points"),
     ],
 )
 def test_what_is_no_zone_or_line_is_refused(values: dict[str, object], complaint: str) -> None:

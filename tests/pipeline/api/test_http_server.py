@@ -196,7 +196,7 @@ BAD = {
     "no such class": ("POST", "/streams", {**GOOD, "detect": "unicorn"}, {}, 422, "unicorn"),
     "no such skill": ("POST", "/streams", {**GOOD, "query": "why?"}, {}, 422, "does not support query"),
     "no such scheme": ("POST", "/streams", {**GOOD, "source": "gopher://me:secret@x/"}, {}, 422, "not supported"),
-    "wrong name": ("POST", "/streams", {**GOOD, "name": "../../etc"}, {}, 422, "not a valid stream name"),
+    "wrong name": ("POST", "/streams", {**GOOD, "name": "../../etc"}, {}, 422, "invalid stream name"),
     "name taken": ("POST", "/streams", {**GOOD, "name": "clip"}, {}, 409, "already"),
     "sinks are not for clients": ("POST", "/streams", {**GOOD, "sinks": ["/etc/x"]}, {}, 422, "unknown key 'sinks'"),
     "wrong conf": ("PATCH", "/streams/clip", {"conf": 2}, {}, 422, "less than or equal to 1"),

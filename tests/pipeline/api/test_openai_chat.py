@@ -117,7 +117,7 @@ def test_a_choice_is_streamed_with_its_probability(talker: str, photo: Image.Ima
         ({"messages": [{"role": "user", "content": "hello"}]}, "no image found"),
         ({"messages": []}, "messages"),
         ({"n": 2}, "n:"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: function calling is not supported"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: calls of functions are not supported"),
         ({"response_format": {"type": "json_object"}}, "schema of boxes"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}},

@@ -187,7 +187,7 @@ def test_rules_as_text_are_read_back_as_they_were() -> None:
         ("- name: a\n  when: dog\n  cooldwn: 1s\n", 3, 3, "did you mean 'cooldown'?"),
         ("- name: a\n   when: u", 2, 8, "invalid YAML"),
         ("- name: a\n  when: u\n  when: v", 3, 3, "defined twice, first in line 2"),
-        ("a: 3", 1, 1, "should be a list, such as [{name: visitor, "),
+        ("a: 3", 1, 1, "expected a list of rules, such as [{name: visitor, "),
     ],
 )
 def test_a_mistake_in_rules_has_its_place(text: str, line: int, column: int, words: str) -> None:

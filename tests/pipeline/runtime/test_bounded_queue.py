@@ -209,7 +209,7 @@ def test_policies_are_read(text: str, policy: QueuePolicy) -> None:
     "text", ["", "oldest", "keep", "keep 0", "keep -1", "keep 1001", "keep 99999999999", "keep many", "keep 3 dropping"]
 )
 def test_other_words_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not a queue policy"):
+    with pytest.raises(ValueError, match="unknown queue policy"):
         QueuePolicy.parse(text)
 
 

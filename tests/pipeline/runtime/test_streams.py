@@ -206,10 +206,10 @@ def test_names_are_taken_once_and_are_safe_in_paths_and_topics(engine: Engine) -
         streams.add("a", clip(200), PERSON)
         for name, message in (
             ("a", "already"),
-            ("..", "not a valid stream name"),
-            ("a/b", "not a valid stream name"),
-            ("", "not a valid stream name"),
-            ("#", "not a valid stream name"),
+            ("..", "invalid stream name"),
+            ("a/b", "invalid stream name"),
+            ("", "invalid stream name"),
+            ("#", "invalid stream name"),
         ):
             with pytest.raises(StreamError, match=message):
                 streams.add(name, clip(), PERSON)
