@@ -13,12 +13,12 @@ from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.cli.error_report import guarded
 from saccade.pipeline.cli.options import Json, Settings, load_settings, with_settings
 
-bench = typer.Typer(help="Time parts of Saccade.")
+bench = typer.Typer(help="Benchmark parts of Saccade.")
 against = typer.Typer(help="Compare Saccade with other software; all programs run alternately on this machine.")
 bench.add_typer(against, name="against")
 
 Rounds = Annotated[int, typer.Option(min=1, max=1000, help="How often each program runs.")]
-Seconds = Annotated[float, typer.Option(min=1, max=600, help="Length of one round.")]
+Seconds = Annotated[float, typer.Option(min=1, max=600, help="Duration of one round in seconds.")]
 Save = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Also write NAME.json and a plot NAME.svg, such as to benchmarks/results."),
@@ -29,9 +29,11 @@ Save = Annotated[
 @with_settings("model", "device", "dtype")
 def bench_prompts(
     given: Settings,
-    prompts: Annotated[str, typer.Option(metavar="N,N,…", help="Prompts on one image: one row each.")] = "1,4,8",
+    prompts: Annotated[
+        str, typer.Option(metavar="N,N,…", help="Numbers of prompts on one image to measure.")
+    ] = "1,4,8",
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the image in pixels.")] = "640x360",
-    rounds: Annotated[int, typer.Option(min=1, max=1000, help="How often to measure each row.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Number of repetitions of each measurement.")] = 10,
     as_json: Json = False,
 ) -> None:
     """Compare the time and memory of several prompts on one image with the same prompts on separate images."""
@@ -54,8 +56,10 @@ def bench_prompts(
 @with_settings("model", "device", "dtype", "kv_dtype")
 def bench_decode(
     given: Settings,
-    rows: Annotated[str, typer.Option(metavar="N,N,…", help="Sequences in a step: one row each.")] = "1,8,32",
-    keys: Annotated[int, typer.Option(min=2, help="Keys of each sequence.")] = 760,
+    rows: Annotated[
+        str, typer.Option(metavar="N,N,…", help="Batch sizes (sequences per decode step) to measure.")
+    ] = "1,8,32",
+    keys: Annotated[int, typer.Option(min=2, help="Context length of each sequence, in tokens.")] = 760,
     as_json: Json = False,
 ) -> None:
     """Compare the GPU time of decode steps with the minimum time to read their weights and KV cache.
@@ -82,10 +86,14 @@ def bench_decode(
 def bench_drafts(
     given: Settings,
     clips: Annotated[list[str] | None, typer.Argument(metavar="CLIP…", help="Video files.")] = None,
-    frames: Annotated[int, typer.Option(min=2, help="How many frames of each.")] = 100,
-    objects: Annotated[int, typer.Option(min=1, max=20, help="Without a CLIP: boxes of each scripted answer.")] = 5,
-    moved: Annotated[str, typer.Option(metavar="N,N,…", help="Without a CLIP: how many of them move.")] = "0,2",
-    size: Annotated[str, typer.Option(metavar="WxH", help="Without a CLIP: size of the images in pixels.")] = "640x360",
+    frames: Annotated[int, typer.Option(min=2, help="Number of frames of each video.")] = 100,
+    objects: Annotated[
+        int, typer.Option(min=1, max=20, help="Without CLIP: number of boxes in each predefined answer.")
+    ] = 5,
+    moved: Annotated[
+        str, typer.Option(metavar="N,N,…", help="Without CLIP: numbers of moving boxes to measure.")
+    ] = "0,2",
+    size: Annotated[str, typer.Option(metavar="WxH", help="Without CLIP: size of the images in pixels.")] = "640x360",
     as_json: Json = False,
 ) -> None:
     """Count decode steps with and without speculative decoding, on video clips or with predefined answers."""
@@ -108,7 +116,7 @@ def bench_drafts(
 def bench_ingest(
     given: Settings,
     source: Annotated[str, typer.Argument(metavar="URL", help="Address of a live stream.")],
-    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to watch.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="Duration of the measurement in seconds.")] = 10.0,
     as_json: Json = False,
 ) -> None:
     """Measure the latency from a live stream's sender to the decoded frame, in Saccade and in PyAV at the same time.
@@ -124,7 +132,7 @@ def bench_ingest(
 @bench.command("webrtc")
 def bench_webrtc(
     codec: Annotated[str, typer.Option(metavar="NAME", help="VP8 or H264.")] = "VP8",
-    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to send.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="Duration of the measurement in seconds.")] = 10.0,
     as_json: Json = False,
 ) -> None:
     """Compare the latency from a WebRTC sender to the decoded frame in Saccade and aiortc, at the same time."""
@@ -138,7 +146,7 @@ def bench_webrtc(
 @with_settings("vid_stride", "detect", "model", "device", "dtype")
 def bench_pipeline(
     given: Settings,
-    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to play.")] = 20.0,
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="Duration of the measurement in seconds.")] = 20.0,
     as_json: Json = False,
 ) -> None:
     """Measure the latency from decoded frame to WebSocket record, without the inference time of the model.
@@ -154,8 +162,8 @@ def bench_pipeline(
 
 @bench.command("track")
 def bench_track(
-    objects: Annotated[str, typer.Option(metavar="N,N,…", help="Objects on a frame: some rows each.")] = "1,10,50",
-    frames: Annotated[int, typer.Option(min=10, max=100_000, help="How many frames to time.")] = 2000,
+    objects: Annotated[str, typer.Option(metavar="N,N,…", help="Numbers of objects per frame to measure.")] = "1,10,50",
+    frames: Annotated[int, typer.Option(min=10, max=100_000, help="Number of frames to measure.")] = 2000,
     as_json: Json = False,
 ) -> None:
     """Measure the CPU time per frame of tracking, zones, lines and rules, without a model.
@@ -173,9 +181,14 @@ def bench_track(
 @with_settings("detect", "model", "device", "dtype", "conf", "track_conf")
 def bench_mot(
     given: Settings,
-    folder: Annotated[Path, typer.Argument(help="A sequence of the MOT Challenge, or a folder of several.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A sequence of the MOT Challenge, or a folder with several sequences.")
+    ],
     detections: Annotated[
-        str, typer.Option(metavar="det|model", help="Boxes to track: det/det.txt, or the model's boxes.")
+        str,
+        typer.Option(
+            metavar="det|model", help="Boxes to track: det (from det/det.txt) or model (detected by the model)."
+        ),
     ] = "det",
     every: Annotated[int, typer.Option(min=1, metavar="N", help="Process every Nth frame only.")] = 1,
     out: Annotated[
@@ -199,11 +212,15 @@ def bench_mot(
 @with_settings("model", "device", "dtype")
 def bench_saccades(
     given: Settings,
-    clip: Annotated[Path | None, typer.Argument(metavar="CLIP", help="A video file; without one, a scene.")] = None,
-    truth: Annotated[Path | None, typer.Option(metavar="JSON", help="Boxes of the persons in CLIP.")] = None,
-    windows: Annotated[str, typer.Option(metavar="N,N,…", help="Windows a frame: one row each.")] = "0,1,2",
-    seed: Annotated[int | None, typer.Option(help="Chooses other places for the scene.")] = None,
-    frames: Annotated[int, typer.Option(min=1, max=100_000, help="Most frames.")] = 200,
+    clip: Annotated[
+        Path | None, typer.Argument(metavar="CLIP", help="A video file; without CLIP, a rendered scene is used.")
+    ] = None,
+    truth: Annotated[
+        Path | None, typer.Option(metavar="JSON", help="JSON file with the true boxes of the persons in CLIP.")
+    ] = None,
+    windows: Annotated[str, typer.Option(metavar="N,N,…", help="Numbers of windows per frame to measure.")] = "0,1,2",
+    seed: Annotated[int | None, typer.Option(help="Random seed for the positions in the rendered scene.")] = None,
+    frames: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of frames.")] = 200,
     as_json: Json = False,
 ) -> None:
     """Measure how many distant persons are detected with and without zoom windows (crops at full resolution).
@@ -229,7 +246,7 @@ def bench_saccades(
 def bench_events(
     given: Settings,
     source: Annotated[str, typer.Argument(metavar="URL", help="Address of a live stream in which someone moves.")],
-    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to watch.")] = 60.0,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Duration of the measurement in seconds.")] = 60.0,
     as_json: Json = False,
 ) -> None:
     """Measure the latency from the capture of a frame until a WebSocket client receives the start of an event.
@@ -250,8 +267,11 @@ def bench_questions(
     streams: Annotated[int, typer.Option(min=4, max=1024, help="Number of cameras.")] = 64,
     fps: Annotated[str, typer.Option(metavar="A-B", help="Frame rates of the slowest and fastest camera.")] = "5-30",
     questions: Annotated[float, typer.Option(min=0.1, max=1000, help="Questions per second.")] = 8.0,
-    seconds: Annotated[float, typer.Option(min=1, max=600, help="Seconds of each half.")] = 20.0,
-    objects: Annotated[int | None, typer.Option(min=1, max=50, help="Objects in every answer.")] = None,
+    seconds: Annotated[
+        float,
+        typer.Option(min=1, max=600, help="Duration of each measurement, without and with questions, in seconds."),
+    ] = 20.0,
+    objects: Annotated[int | None, typer.Option(min=1, max=50, help="Number of objects in every answer.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure how rules that ask the model questions affect the frame latency of simulated cameras.
@@ -277,15 +297,20 @@ def bench_questions(
 
 @bench.command("soak")
 def bench_soak(
-    clip: Annotated[str, typer.Argument(metavar="CLIP", help="Video that the cameras show, over and over.")],
-    streams: Annotated[int, typer.Option(min=1, max=64, help="How many cameras.")] = 8,
-    fps: Annotated[float, typer.Option(min=0.5, max=60, help="Frames a second of each.")] = 3.0,
-    minutes: Annotated[float, typer.Option(min=1, max=10_000, help="How long to run.")] = 30.0,
-    segment: Annotated[int, typer.Option(min=2, max=3600, help="Seconds of a recording's segment.")] = 60,
-    faults: Annotated[bool, typer.Option(help="Let cameras and receivers fail, and clients come and go.")] = True,
-    seed: Annotated[int, typer.Option(help="Of the faults.")] = 1,
-    folder: Annotated[str | None, typer.Option(help="Where to keep what is written; a temporary folder.")] = None,
-    trace: Annotated[bool, typer.Option(help="Show what Python has allocated since minute 10; slow.")] = False,
+    clip: Annotated[str, typer.Argument(metavar="CLIP", help="Video that the simulated cameras play in a loop.")],
+    streams: Annotated[int, typer.Option(min=1, max=64, help="Number of simulated cameras.")] = 8,
+    fps: Annotated[float, typer.Option(min=0.5, max=60, help="Frame rate of each camera.")] = 3.0,
+    minutes: Annotated[float, typer.Option(min=1, max=10_000, help="Duration of the test in minutes.")] = 30.0,
+    segment: Annotated[int, typer.Option(min=2, max=3600, help="Length of a recording segment in seconds.")] = 60,
+    faults: Annotated[
+        bool,
+        typer.Option(help="Inject faults: failing cameras and receivers, and clients that connect and disconnect."),
+    ] = True,
+    seed: Annotated[int, typer.Option(help="Random seed of the faults.")] = 1,
+    folder: Annotated[str | None, typer.Option(help="Output folder; the default is a temporary folder.")] = None,
+    trace: Annotated[
+        bool, typer.Option(help="Show the memory that Python has allocated since minute 10; slow.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run a long test with simulated cameras, all sinks, recordings and clients. Print the resource usage every minute.
@@ -302,7 +327,7 @@ def bench_soak(
 def against_onnxruntime(
     rounds: Rounds = 9,
     frames: Annotated[int, typer.Option(min=1, max=100_000, help="Images per round.")] = 30,
-    threads: Annotated[int, typer.Option(min=1, max=256, help="Threads of each side.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=256, help="Number of threads of each program.")] = 1,
     save: Save = None,
     as_json: Json = False,
 ) -> None:
@@ -354,7 +379,7 @@ def against_mot_scores(rounds: Rounds = 5, save: Save = None, as_json: Json = Fa
 @with_settings("model", "device", "dtype")
 def against_reference(
     given: Settings,
-    objects: Annotated[int, typer.Option(min=1, max=50, help="Objects in every answer.")] = 5,
+    objects: Annotated[int, typer.Option(min=1, max=50, help="Number of objects in every answer.")] = 5,
     rounds: Rounds = 5,
     frames: Annotated[int, typer.Option(min=1, max=100_000, help="Images per round.")] = 20,
     save: Save = None,
@@ -390,11 +415,11 @@ def against_one_queue(
 def against_vllm(
     rounds: Rounds = 1,
     configs: Annotated[
-        str, typer.Option(metavar="NAME,…", help="What to compare: bf16, bf16-fa3 (FlashAttention 3), fp8.")
+        str, typer.Option(metavar="NAME,…", help="Configurations to compare: bf16, bf16-fa3 (FlashAttention 3), fp8.")
     ] = "bf16,bf16-fa3,fp8",
-    requests: Annotated[int, typer.Option(min=1, max=10_000, help="Images per latency.")] = 60,
-    images: Annotated[int, typer.Option(min=32, max=10_000, help="Images per throughput.")] = 128,
-    limit: Annotated[float, typer.Option(min=60, help="Seconds after which a program is stopped.")] = 600.0,
+    requests: Annotated[int, typer.Option(min=1, max=10_000, help="Number of images per latency measurement.")] = 60,
+    images: Annotated[int, typer.Option(min=32, max=10_000, help="Number of images per throughput measurement.")] = 128,
+    limit: Annotated[float, typer.Option(min=60, help="Time limit of a program in seconds.")] = 600.0,
     save: Save = None,
     as_json: Json = False,
 ) -> None:
@@ -409,7 +434,7 @@ def against_vllm(
 
 @against.command("plot")
 def against_plot(
-    results: Annotated[list[Path], typer.Argument(metavar="JSON…", help="Files that --save wrote.")],
+    results: Annotated[list[Path], typer.Argument(metavar="JSON…", help="JSON files that were written with --save.")],
 ) -> None:
     """Redraw the plots of saved comparisons, next to their JSON files."""
     for path in results:

@@ -115,7 +115,7 @@ def open_source(
         try:
             return ImageSource(path, stream=stream, vid_stride=vid_stride, start=start, end=end)
         except UnsupportedImageError:
-            log.debug("%s: Pillow does not read this kind of image; FFmpeg may", path)
+            log.debug("%s: Pillow cannot read this image; trying FFmpeg", path)
     how: HwAccel = hwaccel if paced else "none"
     return FileSource(path, stream=stream, vid_stride=vid_stride, start=start, end=end, hwaccel=how, paced=paced)
 

@@ -42,7 +42,7 @@ class HttpAuth:
         if origin is None:
             return {}  # not from a page in a browser
         if not ({origin, "*"} & self._origins or self._is_own_page(origin, request.headers.get("Host", ""))):
-            raise HttpError(403, "pages of this origin may not connect; list it in `origins`")
+            raise HttpError(403, "web pages of this origin are not allowed to connect; add the origin to `origins`")
         return {
             "Access-Control-Allow-Origin": origin,
             "Access-Control-Expose-Headers": "Location, Link",

@@ -101,7 +101,10 @@ class FeedTarget:
         if path != self.path:
             raise RefusedError(HTTPStatus.NOT_FOUND, "the WebSocket server has no feed at this path")
         if not all({origin, "*"} & self.origins or _is_local_page(origin) for origin in origins):
-            raise RefusedError(HTTPStatus.FORBIDDEN, "pages of this origin may not connect; list it as &origin=…")
+            raise RefusedError(
+                HTTPStatus.FORBIDDEN,
+                "web pages of this origin are not allowed to connect; add the option origin=… to the sink",
+            )
         if self.token is not None and not any(
             hmac.compare_digest(given.encode(errors="surrogateescape"), self.token.encode())
             for given in _tokens(query, authorizations)

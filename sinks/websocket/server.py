@@ -212,7 +212,7 @@ class WebSocketSink:
             self._target.admit(request.path, headers.get_all("Origin"), headers.get_all("Authorization"))
             if len(self._clients) >= self._target.max_clients:
                 raise RefusedError(
-                    HTTPStatus.SERVICE_UNAVAILABLE, f"{len(self._clients)} clients are connected already"
+                    HTTPStatus.SERVICE_UNAVAILABLE, f"{len(self._clients)} clients are connected, which is the limit"
                 )
         except RefusedError as error:
             response = connection.respond(error.status, f"{error}\n")

@@ -82,6 +82,6 @@ def with_token(application: Asgi, token: str) -> Asgi:
             return
         headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
         await send({"type": "http.response.start", "status": 401, "headers": headers})
-        await send({"type": "http.response.body", "body": b'{"error": "invalid or missing bearer token"}'})
+        await send({"type": "http.response.body", "body": b'{"error": "a valid bearer token is required"}'})
 
     return guard
