@@ -172,7 +172,7 @@ def _regions(points_key: str) -> BeforeValidator:
                         "expected a mapping of names to coordinates, such as {door: [.1, .2, .5, .2, .5, .9]}"
                     )
                 if not (equals and name.strip()):
-                    raise ValueError("expected NAME=X,Y,X,Y,…, such as door=.1,.2,.5,.2,.5,.9")
+                    raise ValueError("expected a zone or line as NAME=X,Y,X,Y,…, such as door=.1,.2,.5,.2,.5,.9")
                 if name.strip() in named:
                     raise ValueError(f"the name '{name.strip()}' is defined twice")
                 named[name.strip()] = points

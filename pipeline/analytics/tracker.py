@@ -45,7 +45,7 @@ class TrackerSettings:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} should be from 0 to 1, got {getattr(self, name)}")
         if not 0 <= self.lost_s < float("inf"):
-            raise ValueError(f"lost_s should be a number of seconds of at least 0, got {self.lost_s}")
+            raise ValueError(f"lost_s (seconds until a lost track ends) should be at least 0, got {self.lost_s}")
 
 
 @dataclass(slots=True, frozen=True)

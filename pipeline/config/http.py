@@ -98,7 +98,7 @@ def parse_place(text: str) -> tuple[str, int]:
     except ValueError:
         parts, port = urlsplit(""), -1
     if port < 0 or parts.username is not None or parts.path or parts.query:
-        raise ValueError("expected HOST:PORT, such as 127.0.0.1:8080")
+        raise ValueError("expected an address HOST:PORT, such as 127.0.0.1:8080")
     return parts.hostname or "127.0.0.1", port
 
 

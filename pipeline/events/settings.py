@@ -60,7 +60,7 @@ def _looks(text: str | None) -> tuple[int, int]:
         return 1, 1
     found = re.fullmatch(r"(\d+)\s+of\s+(\d+)(\s+frames)?", text.strip())
     if not found or not 1 <= int(found[1]) <= int(found[2]) <= 64:
-        raise ValueError("expected K of N frames, such as 3 of 5, with N up to 64")
+        raise ValueError("a confirmation should be K of N frames, such as 3 of 5, with N up to 64")
     return int(found[1]), int(found[2])
 
 
@@ -190,7 +190,7 @@ def _named(value: object) -> object:
         if isinstance(one, str):
             name, equals, when = one.partition("=")
             if not equals:
-                raise ValueError("expected NAME=CONDITION, such as visitor=person in door for 10s")
+                raise ValueError("expected a rule as NAME=CONDITION, such as visitor=person in door for 10s")
             one = {"name": name.strip(), "when": when.strip()}
         rules.append(one)
     names = [rule.get("name") if isinstance(rule, Mapping) else getattr(rule, "name", None) for rule in rules]

@@ -55,7 +55,7 @@ def test_the_command_line_alone_is_enough() -> None:
         ("source: a\n", ":1:1: no prompts: set detect, point or query"),
         ("source: &a [*a]\n", ": the YAML is nested more than 8 levels deep"),
         ("1: a\n", ":1:1: "),
-        ("source: a\nhttp: me:secret@a\n", ":2:1: http: expected HOST:PORT, such as 127.0.0.1:8080"),
+        ("source: a\nhttp: me:secret@a\n", ":2:1: http: expected an address HOST:PORT, such as 127.0.0.1:8080"),
         ("source: a\nhttp_token: 4711\n", ":2:1: http_token: should be a valid string"),
         ("streams: [{source: a}]\n", ":1:1: streams[0]: no prompts"),
         ("source: a\nstreams: [{source: b}]\ndetect: cat\n", ":1:1: source and streams are both set"),

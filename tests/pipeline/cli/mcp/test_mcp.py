@@ -155,7 +155,7 @@ def status_of(url: str) -> int | None:
     [
         ("rtsp://127.0.0.1", None, "expected the address of a running Saccade"),
         ("http://127.0.0.1:1", "0.0.0.0:9000", "requires a token"),
-        ("http://127.0.0.1:1", "a b:c", "expected HOST:PORT"),
+        ("http://127.0.0.1:1", "a b:c", "expected an address HOST:PORT"),
     ],
 )
 def test_a_bad_address_is_one_line(url: str, http: str | None, message: str) -> None:
