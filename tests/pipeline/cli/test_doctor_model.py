@@ -39,7 +39,7 @@ def test_an_unknown_tensor_is_one_line(tmp_path: Path) -> None:
     held["text_model.transformer.h.0.other"] = held["text_model.lm_head.ln.weight"].clone()
     (found,) = examine_model(str(write_3_1(tmp_path / "3.1", held)))
     assert not found.ok
-    assert "'model.text_model.transformer.h.0.other' [32] is not part of the model" in found.detail
+    assert "'model.text_model.transformer.h.0.other' of shape [32] is not part of the model" in found.detail
     assert "\n" not in found.detail
 
 

@@ -81,7 +81,7 @@ def test_half_precision_files_serve_in_float32(folder: Path) -> None:
 
 def test_a_missing_tensor_is_named(folder: Path) -> None:
     alter(folder, lambda tensors: tensors.pop("model.text.blocks.1.mlp.fc1.bias"))
-    assert "tensor 'model.text.blocks.1.mlp.fc1.bias' [48] is missing" in refusal(folder)
+    assert "tensor 'model.text.blocks.1.mlp.fc1.bias' of shape [48] is missing" in refusal(folder)
 
 
 def test_a_tensor_of_another_shape_is_named_with_both_shapes(folder: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_tensor_of_another_shape_is_named_with_both_shapes(folder: Path) -> No
 
 def test_a_tensor_without_a_place_is_named(folder: Path) -> None:
     alter(folder, lambda tensors: tensors.update({"model.text.blocks.2.ln.weight": torch.zeros(32)}))
-    assert "'model.text.blocks.2.ln.weight' [32] is not part of the model" in refusal(folder)
+    assert "'model.text.blocks.2.ln.weight' of shape [32] is not part of the model" in refusal(folder)
 
 
 def test_the_first_disagreement_in_the_models_order_is_named(folder: Path) -> None:
