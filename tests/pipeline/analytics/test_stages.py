@@ -124,5 +124,5 @@ def test_a_file_ends_at_a_stage_that_raises(engine: Engine, monkeypatch: pytest.
 
 
 def test_a_name_that_no_stage_has_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--stage: unknown name 'numbr'; available: .*number"):
+    with pytest.raises(ConfigError, match=r"--stage: unknown stage or gate 'numbr'; available: .*number"):
         load(None, {"source": "a", "detect": "person", "stages": "numbr"})

@@ -73,7 +73,7 @@ def test_conditions_are_read(text: str) -> None:
             15,
             "expected 'between', 'for' or the end, got 'and': a rule has one condition; write another rule",
         ),
-        ("any between 22:00 and 22:00", 4, "'between' requires two different times of day"),
+        ("any between 22:00 and 22:00", 4, "the condition 'between' requires two different times of day"),
         (
             "count of dog in hall < 0",
             21,
@@ -87,7 +87,7 @@ def test_conditions_are_read(text: str) -> None:
         ("count > many", 8, "expected a whole number, got 'many'"),
         ("person between 25:00 and 6:00", 15, "expected a time of day such as 22:00, got '25:00'"),
         ("person between 22:00", 20, "expected 'and', got the end"),
-        ("person crosses gate for 3s", 20, "'crosses' cannot have a duration: remove 'for'"),
+        ("person crosses gate for 3s", 20, "the condition 'crosses' cannot have a duration: remove 'for'"),
         ('"open', 0, "expected 'absent', 'any', 'count' or a name, got '\"open': the quote is not closed"),
     ],
 )
