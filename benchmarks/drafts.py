@@ -228,7 +228,10 @@ class ScriptedOutput(BoxesOutput):
         return super().commit((99.0, a, 0.0) if number % 3 == 0 else (a, b if kind is Phase.SIZE else 0.0, 0.0))
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """Return the simulated model's next sample: the predefined value, or the draft value after a wrong draft."""
+        """Return the next sample of the simulated model.
+
+        It is the predefined value, or the draft value if an earlier draft value of the same object was wrong.
+        """
         number, self._peek = self._peek, self._peek + 1
         if number >= len(self._truth):
             return None

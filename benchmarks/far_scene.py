@@ -1,4 +1,4 @@
-"""A rendered 4K scene with small persons at known positions. Three persons move and two stand still.
+"""A synthetic 4K scene with small persons at known positions. Three persons move and two stand still.
 
 Five rectangles in the scene show the demo clip at reduced size, each with a different start time. A still rectangle
 shows a single frame. The background is a blurred, noisy image without persons. The ground truth is what the model
@@ -25,7 +25,7 @@ Rect = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A rectangle in the rendered scene that shows the clip.
+    """A rectangle in the synthetic scene that shows the clip.
 
     Attributes:
         x, y: upper left corner in pixels.
@@ -61,7 +61,7 @@ class Truth:
 
 
 class FarScene:
-    """Renders the frames of a scene with small persons.
+    """Renders the frames of a synthetic scene with small persons.
 
     Args:
         clip: frames of the clip, (height, width, 3) uint8 RGB.

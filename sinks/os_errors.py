@@ -1,4 +1,4 @@
-"""Explains why a file cannot be written, with the command that fixes a folder's owner."""
+"""Explains why a file cannot be written. For a missing permission, the message contains the command that grants it."""
 
 from __future__ import annotations
 

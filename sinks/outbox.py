@@ -57,7 +57,7 @@ class Outbox:
 
     @property
     def oldest_at(self) -> float | None:
-        """Creation time of the oldest queued message in seconds; None if the queue is empty."""
+        """`Message.queued_at` of the oldest queued message; None if the queue is empty."""
         return self._waiting[0][0].queued_at if self._waiting else None
 
     @property
@@ -85,7 +85,7 @@ class Outbox:
             self._drop()
 
     def drop_before(self, time: float) -> None:
-        """Drop messages older than `time` from the front of the queue."""
+        """Drop the messages with a `Message.queued_at` before `time` from the front of the queue."""
         while self._waiting and self._waiting[0][0].queued_at < time:
             self._drop()
 

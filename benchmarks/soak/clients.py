@@ -28,7 +28,7 @@ _ONLINE_S = 180.0  # how long it is there, on average
 
 
 class Visits:
-    """Runs visits (connections) of simulated clients, and counts served and rejected visits.
+    """Simulates clients that connect, use the API and disconnect (visits). Counts successful and failed visits.
 
     Args:
         http, feed: URLs of the API and of the WebSocket feed.
@@ -84,7 +84,7 @@ class Visits:
                 await session.delete(address)
 
     async def listen(self, session: httpx.AsyncClient) -> None:
-        """Read the WebSocket feed for some seconds."""
+        """Read the WebSocket feed for 1 to 20 seconds."""
         async with websockets.connect(self._feed) as feed:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._chance.uniform(1, 20)):

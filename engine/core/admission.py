@@ -203,7 +203,7 @@ class Admission(Generic[ImageT]):
         self._ready = None
 
     def forget(self, key: Hashable) -> None:
-        """Delete the settings, time estimate and draft answers of a stream. Its queued requests still run."""
+        """Delete the settings, service time estimate and draft answers of a stream. Its queued requests still run."""
         stream = self._streams.get(key)
         if key is not None and stream is not None:
             stream.settings, stream.service, stream.memory = StreamSettings(), ServiceTime(), {}

@@ -228,7 +228,7 @@ class Scheduler(Generic[ImageT]):
             window.image, window.prepare = image, None
 
     def _plan(self, request: Request[ImageT]) -> None:
-        """Divide a queued request into images and tiles (prefill windows). On failure, end it with an error."""
+        """Divide a queued request into images and tiles (prefill windows). An error ends the request."""
         try:
             request.windows = request.make_windows(request)
         except Exception as error:  # an error in a task fails only its request

@@ -22,7 +22,7 @@ _MOST = 10  # maximum boxes per answer
 
 @dataclass(slots=True, frozen=True)
 class Reading:
-    """Detections of a model with one input transformation (reading) of its region heads.
+    """Detections of a model with one normalization of the hidden states (reading) before its region heads.
 
     Attributes:
         name: one of `ReadableHeads.readings`.
@@ -38,7 +38,7 @@ class Reading:
 def compare_readings(
     loaded: LoadedModel, image: NDArray[np.uint8], label: str, wanted: Sequence[Box], conf: float = 0.5
 ) -> list[Reading]:
-    """Detect a label with each input transformation (reading) of the region heads. Return [] if the model has only one.
+    """Detect a label with each normalization (reading) of the region heads. Return [] if the model has only one.
 
     Args:
         loaded: the model. Its current reading is restored afterwards.

@@ -77,7 +77,7 @@ def _scores(q, q_rest, k, k_rest, slot, none, BLOCK: gl.constexpr, WIDTH: gl.con
 
 @gluon.jit
 def _softmax(score, best, total, scale, dtype: gl.constexpr):
-    """Update the running softmax in base 2 with a block of scores (Milakov and Gimelshein 2018, arXiv:1805.02867)."""
+    """Update the online softmax in base 2 with a block of scores (Milakov and Gimelshein 2018, arXiv:1805.02867)."""
     higher = gl.maximum(best, gl.max(score, 1) * scale)
     fade = gl.exp2(best - higher)
     p = gl.exp2(score * scale - higher[:, None])

@@ -39,7 +39,12 @@ _PROGRAMS = 128  # programs per image of `resize_all`; each resizes several bloc
 
 
 def coefficients(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first source pixel (after,) of each output pixel, and Lanczos weights (after, taps); both int32."""
+    """Return the parameters for resizing an image axis from `before` to `after` pixels with a Lanczos filter.
+
+    Returns:
+        Index of the first source pixel of each output pixel, (after,) int32; and the filter weights of each output
+        pixel in fixed point, (after, taps) int32.
+    """
     step = before / after
     stretch = max(step, 1.0)
     support = _LOBES * stretch
@@ -230,7 +235,7 @@ class Scaling:
 def scaling_of(rows: int, columns: int, side: int, device: torch.device) -> Scaling:
     """Return the parameters for resizing images of `rows` × `columns` pixels to `side` × `side` pixels.
 
-    The call runs Pillow for some milliseconds, and waits for the current CUDA stream.
+    The call runs Pillow for a few milliseconds, and waits for the current CUDA stream.
     """
     across = across_first(rows, columns, side, side)
     parts = [coefficients(before, side) for before in (columns, rows)]

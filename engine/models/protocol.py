@@ -52,7 +52,7 @@ The function is thread-safe.
 """
 
 Ref = tuple[float, float] | tuple[float, float, float, float]
-"""Part of an image that a question refers to: a point (x, y) or box (x1, y1, x2, y2), as fractions."""
+"""Part of an image that a question refers to: a point (x, y) or box (x1, y1, x2, y2), as fractions of the image."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -272,7 +272,7 @@ class TextDecoder(Protocol):
 
     @property
     def n_block_weights(self) -> int:
-        """Number of decoder block weights used for one token, without the experts that the router does not select."""
+        """Number of active parameters of the decoder blocks per token. Only the experts of one token are counted."""
         ...
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -458,19 +458,19 @@ class RegionHeads(Protocol):
 
 @runtime_checkable
 class ReadableHeads(Protocol):
-    """Region heads that support several transformations (`readings`) from a hidden state to the decoder input.
+    """Region heads that support several normalizations of the hidden state (`readings`).
 
-    config.json does not contain the transformation with which a checkpoint was trained. `saccade doctor --model` tests
-    all transformations.
+    config.json does not contain the normalization with which a checkpoint was trained. `saccade doctor --model` tests
+    all normalizations.
     """
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Names of the supported transformations from a hidden state to the decoder input. The first name is in use."""
+        """Names of the supported normalizations of the hidden state. The first name is in use."""
         ...
 
     def read_as(self, name: str) -> None:
-        """Select one of `readings` as the transformation from a hidden state to the decoder input."""
+        """Select the normalization of the hidden state, one of `readings`."""
         ...
 
 
@@ -512,7 +512,7 @@ class Model(Protocol):
         ...
 
     def n_parameters(self) -> int:
-        """Return the number of weights of the model."""
+        """Return the number of parameters of the model."""
         ...
 
 

@@ -52,7 +52,7 @@ class CpuExecutor(Executor[ImageCrops]):
             )
 
     def call_when_ready(self, callback: Callable[[], None]) -> bool:
-        """Register a callback for completed steps; see `Executor.call_when_ready`. Always return True.
+        """Register a callback for completed steps; see `Executor.call_when_ready`. Return True (supported).
 
         The worker thread of the copy stream calls the callback.
         """
@@ -130,7 +130,7 @@ class _CpuEvent:
 
 
 class CpuStream:
-    """Stream that runs its work in a worker thread."""
+    """CPU counterpart of a CUDA stream: runs submitted work in order, in a worker thread."""
 
     def __init__(self, name: str) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -146,7 +146,7 @@ class CpuStream:
         self._work.put(work if watcher is None else _watched(work, watcher))
 
     def record(self, again: Event | None = None, reached: Callable[[], None] | None = None) -> Event:
-        """Return a new event that is reached when all work submitted so far has run; see `Stream.record`."""
+        """Return a new event that completes when all work submitted so far has run; see `Stream.record`."""
         event = _CpuEvent()
 
         def reach() -> None:
@@ -159,7 +159,7 @@ class CpuStream:
         return event
 
     def wait(self, event: Event) -> None:
-        """Delay later work until another stream has reached an event. If that stream failed, this stream fails too."""
+        """Delay later work until an event of another `CpuStream` has completed. An error of the event is passed on."""
 
         def wait() -> None:
             try:
@@ -170,11 +170,11 @@ class CpuStream:
         self._work.put(_always(wait))
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Set the watcher of all later work; see `Stream.watch`. The worker thread calls the watcher."""
+        """Set the watcher that measures all later work; see `Stream.watch`. The worker thread calls the watcher."""
         self._watcher = watcher
 
     def settle(self, *, wait: bool = False) -> None:
-        """If `wait` is True, wait for all submitted work. The worker thread itself reports work to the watcher."""
+        """If `wait` is True, wait for all submitted work. The worker thread reports finished work to the watcher."""
         if wait and self._thread.is_alive():
             reached = threading.Event()
             self._work.put(_always(reached.set))

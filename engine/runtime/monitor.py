@@ -258,7 +258,7 @@ class Monitor:
         return self.span("launch", self.doing)
 
     def finalizing(self, step: Step[Any]) -> AbstractContextManager[object]:
-        """Return a context manager that measures the launch of a step's sampling and copies."""
+        """Return a context manager that measures the launch of a step's sampling, and of copying the samples."""
         self.doing = self._part("sample", step)
         return self.span("finalize", self.doing)
 

@@ -1,6 +1,6 @@
 """Refinement of segmentation outlines by the model's refiner network, in a separate thread.
 
-    crop around the box (enlarged by a quarter on each side) → features → mask in five rounds → path
+    crop around the box (enlarged by a quarter on each side) → features → mask, improved in five iterations → path
 
 On CUDA, the network is one CUDA graph on its own stream. If the refinement of a result fails, the result contains the
 coarse outlines.
@@ -116,9 +116,9 @@ class RefineThread:
 
     @torch.inference_mode()
     def _probabilities(self, pixels: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return the probability, on the host, that each pixel of a resized crop belongs to the object.
+        """Return for each pixel of a resized crop the probability that it belongs to the object.
 
-        The call waits for the device.
+        The call waits for the device. The result is in main memory.
         """
         self._pixels.copy_(pixels)
         if self._stream is None or self._graphs is None:

@@ -88,7 +88,10 @@ class StepInputs:
             self.send(slot)
 
     def feed(self, slot: int, values: Mapping[int, FedValue]) -> None:
-        """Write decoder inputs to the arrays `kinds` and `values`, by row or token index; see `runner.embed_fed`."""
+        """Write decoder inputs to the host arrays `kinds` and `values`, at their row or token index.
+
+        See `runner.embed_fed`.
+        """
         host = self.host[slot]
         numbers = host["values"].view(np.float32)
         for place, value in values.items():
@@ -457,9 +460,9 @@ class SamplingInputs:
         return AllowedTokens(count, numbers, which, self._kept)
 
     def _mask_of(self, rule: TokenRule, copy: Stream) -> int | None:
-        """Return the index of a rule's mask of allowed tokens in the mask cache on the device. Upload a new mask.
+        """Return the index of the mask of a rule's allowed tokens in the mask cache on the device.
 
-        Return None if the cache is full.
+        If the cache does not contain the mask, upload it. Return None if the cache is full.
         """
         assert rule.allowed is not None
         kept = self._lasting.get(id(rule.allowed))

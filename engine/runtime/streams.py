@@ -11,14 +11,14 @@ from typing import Any, Protocol
 
 
 class Event(Protocol):
-    """A point in the work of a stream that other code can wait for, like a CUDA event."""
+    """A point in the work of a `Stream` that other code can wait for, like a CUDA event."""
 
     def query(self) -> bool:
-        """Return whether the stream has reached the event, without waiting."""
+        """Return whether the event has completed, without waiting."""
         ...
 
     def synchronize(self) -> None:
-        """Block until the stream has reached the event.
+        """Wait until the event has completed: all earlier work of its stream has run.
 
         Raises:
             BaseException: any error of the work between the previous event and this event.
@@ -27,10 +27,13 @@ class Event(Protocol):
 
 
 class Watcher(Protocol):
-    """Interface of an object that measures a stream: the stream reports to it when work has run."""
+    """Interface of an object that measures the work of a `Stream`: the stream reports each piece of finished work."""
 
     def about(self) -> Any:
-        """Return a description of the work that is being submitted. The submitting thread calls this method."""
+        """Return a description of the work that is being submitted. The stream passes it to `ran` later.
+
+        The submitting thread calls this method.
+        """
         ...
 
     def ran(self, about: Any, start: float, end: float) -> None:
@@ -54,16 +57,16 @@ class Stream(Protocol):
         ...
 
     def record(self, again: Event | None = None, reached: Callable[[], None] | None = None) -> Event:
-        """Return an event that is reached when all work submitted so far has run.
+        """Return an event that completes when all work submitted so far has run.
 
         Args:
             again: an earlier event of this stream to reuse. Nothing may still wait for it.
-            reached: callback that a thread of the stream calls when the event is reached. CUDA streams never call it.
+            reached: callback that a thread of the stream calls when the event completes. CUDA streams never call it.
         """
         ...
 
     def wait(self, event: Event) -> None:
-        """Delay all later work of this stream until another stream has reached the event."""
+        """Delay all later work of this stream until an event of another stream has completed."""
         ...
 
     def watch(self, watcher: Watcher | None) -> None:

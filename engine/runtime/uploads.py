@@ -233,7 +233,7 @@ class CudaUploads:
     def cut(self, slot: int, images: Sequence[tuple[int, StagedImage]], current: torch.cuda.Stream) -> torch.cuda.Event:
         """Upload images and resize them to the crops of a step slot. The call does not wait for the device.
 
-        Until the returned event is reached, the images must stay alive and the slot must not be reused.
+        Until the returned CUDA event has completed, the images must stay alive and the slot must not be reused.
 
         Args:
             slot: step slot of the crops.
@@ -356,7 +356,7 @@ def lease_of(free: deque[int]) -> Lease | None:
 class TiledImage:
     """Crops (n, size, size, 3) uint8 of an image on the device.
 
-    The crops are valid after the event `ready` is reached, until this object is freed.
+    The crops are valid after the CUDA event `ready` has completed, until this object is freed.
     """
 
     pixels: torch.Tensor

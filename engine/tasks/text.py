@@ -196,9 +196,10 @@ class Query(TextTask):
             raise PromptError(str(error)) from None
 
     def _options(self, prompts: Prompts) -> dict[tuple[int, ...], str]:
-        """Return the choice for each token sequence that spells it, including spellings with a leading space.
+        """Return all token sequences that the model can answer, each with the choice that it stands for.
 
-        If a token sequence spells two choices, an exact spelling takes precedence.
+        A choice can also start with a space, or with the first letter in the other case. If a token sequence stands for
+        two choices, the exact spelling takes precedence.
         """
         options: dict[tuple[int, ...], str] = {}
         for spell in _SPELLINGS:

@@ -1,6 +1,6 @@
 """Detects motion in the frames of a stream. A gate drops frames without motion before the engine.
 
-`MotionMap` scales the brightness of a frame to 100 or 180 rows, and compares it with the average of the last second.
+`MotionMap` scales the luma of a frame to 100 or 180 rows, and compares it with the average of about the last second.
 
 `MotionGate` admits a frame if the changed area is at least `motion_area`, and also all frames of the following second.
 While there is no motion, it admits one frame per heartbeat interval. It reports periods without motion to the tracking
@@ -37,9 +37,9 @@ _MOST_KEPT = 256  # idle periods that no stage has read yet
 
 Luma = NDArray[np.float32]
 LumaReader = Callable[["Frame", int], NDArray[np.uint8] | None]
-"""Returns the brightness of every nth pixel of a frame as (rows, columns) uint8, without converting the image. Returns
-None if the image must be converted. The brightness can be that of the previous frame, because the reader does not wait
-for a GPU."""
+"""Returns the luma of every nth pixel of a frame as (rows, columns) uint8, without converting the image to RGB. Returns
+None if the image must be converted. The luma can be that of the previous frame, because the reader does not wait for a
+GPU."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,7 +62,7 @@ class MotionMap:
 
     Args:
         rows: number of rows of the map. The number of columns follows from the aspect ratio of the frame.
-        read: reads the brightness of a frame in GPU memory; None converts every frame on the CPU.
+        read: reads the luma of a frame in GPU memory; None converts every frame on the CPU.
     """
 
     def __init__(self, rows: int = _ROWS, read: LumaReader | None = None) -> None:
@@ -75,7 +75,7 @@ class MotionMap:
         self._newest: tuple[int, Motion] | None = None
 
     def see(self, frame: Frame, masks: Sequence[Sequence[Point]] = ()) -> Motion:
-        """Return the motion in a frame.
+        """Return the changed pixels and the changed area of a frame.
 
         Args:
             frame: the frame.
@@ -100,9 +100,9 @@ class MotionMap:
         return Motion(changed, float(changed.mean()))
 
     def _luma(self, frame: Frame) -> Luma:
-        """Return the blurred brightness of a frame as (rows, n) float32 from 0 to 255, and store its contrast.
+        """Return the luma of a frame, scaled down and blurred, as (rows, n) float32 from 0 to 255.
 
-        The contrast determines the threshold for motion.
+        Also store the contrast of the frame, which determines the threshold for motion.
         """
         width, height = frame.width, frame.height
         size = max(1, round(width * self._rows / height)), self._rows
@@ -154,7 +154,7 @@ class MotionGate:
         self._settings = settings
 
     def admit(self, frame: Frame) -> bool:
-        """Return whether to process a frame: it has motion, motion has just ended (1 s), or a heartbeat is due."""
+        """Return whether to process a frame: there was motion in the last second, or a heartbeat is due."""
         seconds = frame.pts * frame.time_base.numerator / frame.time_base.denominator
         if seconds < self._last:  # the clock restarted
             self._moved = self._admitted = -np.inf

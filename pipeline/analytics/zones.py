@@ -33,7 +33,7 @@ class Sighting:
 class Anchors:
     """Selects the objects of one frame that each zone or line counts.
 
-    Zones and lines with equal filters are computed once.
+    A filter that several zones and lines share is evaluated once.
 
     Args:
         sightings: the tracked objects of the frame.

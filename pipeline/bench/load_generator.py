@@ -155,7 +155,7 @@ class Measured:
 
     @property
     def per_answer_s(self) -> float:
-        """The expected time per answer, in seconds: one prefill, plus the answer's part of the time of decode steps."""
+        """The expected time per answer, in seconds: one prefill, plus the answer's share of the decode steps."""
         return self.prefill_s + self.useful_steps * self.period / self.mean_rows / (1 - self.zombie_share)
 
     def full(self, streams: int) -> list[StepTimes]:
@@ -261,14 +261,15 @@ def conf_for(scores: Sequence[Sequence[float]], objects: float) -> float:
 
 
 class ClosedLoop:
-    """Submits the requests of all streams from one thread. A stream submits a request after its previous answer.
+    """Closed-loop load generator: each stream submits its next request after the answer to its previous request.
 
-    With one thread per stream, the threads would contend for the GIL and reduce the throughput.
+    One thread submits the requests of all streams. With one thread per stream, the threads would contend for the GIL
+    and reduce the throughput.
 
     Args:
         engine: the engine.
         jobs: the requests. They are repeated endlessly.
-        windows: chooses the windows of each image, or None.
+        windows: chooses the parts of each image to process in addition to the whole image. None chooses no parts.
 
     Attributes:
         n_open: number of requests in flight.

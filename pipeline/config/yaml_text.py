@@ -232,7 +232,8 @@ def value_of(node: yaml.Node) -> Any:
 def end_of(node: yaml.Node) -> int:
     """Return the character position after the last value in a YAML node.
 
-    The end position of the parser cannot be used, because it is after the comments that follow the value.
+    PyYAML's `end_mark` of a block mapping or list cannot be used, because it is after the comments that follow the
+    last value.
     """
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]

@@ -283,7 +283,7 @@ class MachineStores:
                 self._remote[machine] = RemoteStore(machine, node, self._load)
 
     def write(self, record: Record, machine: str = "") -> None:
-        """Store an event record on the machine that stores the event."""
+        """Write an event record to the event store of a machine; "" for the controller's machine."""
         with self._lock:
             remote = self._remote.get(machine)
         if remote is not None:

@@ -81,7 +81,7 @@ class Places:
         self.clear()
 
     def clear(self) -> None:
-        """Delete all objects and places, for example when a looped video file restarts."""
+        """Forget the places of all objects, for example when a looped video file restarts."""
         self._rests: dict[int, Rest] = {}
         self._places: dict[int, Place] = {}
         self._ids = itertools.count(1)

@@ -99,7 +99,7 @@ class RuleList:
 
 @dataclass(slots=True, frozen=True)
 class TrackPath:
-    """The path of an ended track. Each point is a time in seconds, and x and y in fractions of the image size."""
+    """The path of an ended track: points (time in seconds, x, y) with x and y in fractions of the image size."""
 
     stream: str
     number: int

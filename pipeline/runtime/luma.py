@@ -1,7 +1,7 @@
-"""Reads the brightness of frames in GPU memory for motion detection. Only subsampled pixels are copied to the CPU.
+"""Reads the luma (brightness) of frames in GPU memory for motion detection. Only every nth pixel is copied to the CPU.
 
-The copy is asynchronous, so that no thread waits for it. Motion detection of a frame therefore uses the brightness of
-the previous frame, whose copy is complete.
+The copy is asynchronous, so that no thread waits for it. Motion detection of a frame therefore uses the luma of the
+previous frame, whose copy is complete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class FrameLuma:
-    """Reads the brightness of one stream's frames in GPU memory. Not thread-safe."""
+    """Reads the luma (brightness) of one stream's frames in GPU memory. Not thread-safe."""
 
     def __init__(self) -> None:
         self._pending: tuple[torch.Tensor, torch.cuda.Event] | None = None

@@ -93,7 +93,7 @@ class OpenedStream:
         """Called when the stream ends, with its run, or with None if the stream was never started."""
 
     def resume(self, events: Iterable[Event]) -> None:
-        """Continue events that were still open when the stream stopped, possibly on another worker."""
+        """Continue events that were open when the stream last stopped. The stream may have run on another worker."""
         if (stage := event_stage(self._stages)) is not None:
             stage.resume(events)
 

@@ -23,14 +23,14 @@ class SocketLoop(DaemonLoop):
     """An asyncio event loop that ignores a delayed `add_reader` or `add_writer` call for a socket that is closed.
 
     aiomqtt makes these calls with a file descriptor, from another thread. If the socket is closed before the loop runs
-    the call, a new socket may have the same descriptor. The loop would then watch the wrong socket, and reject the new
-    socket.
+    the call, a new socket may have the same descriptor. The loop would then watch the wrong socket, and could not
+    register the new socket.
     """
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Schedule a callback. `add_reader` and `add_writer` are skipped if the descriptor belongs to a new socket."""
+        """Schedule a callback. `add_reader` and `add_writer` are skipped if the descriptor was closed or reused."""
         if callback in (self.add_reader, self.add_writer):
             owner = _owner_of(args[0])
             return super().call_soon_threadsafe(self._watch, callback, owner, args, context=context)

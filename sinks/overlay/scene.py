@@ -194,7 +194,7 @@ def _pixels(points: Sequence[Point], width: int, height: int) -> tuple[Point, ..
 
 
 def _normal(x1: float, y1: float, x2: float, y2: float) -> Point:
-    """Return the unit vector to the right of the direction from the first point to the second."""
+    """Return the unit normal to the right of the line from the first point (x1, y1) to the second (x2, y2)."""
     length = math.hypot(x2 - x1, y2 - y1) or 1.0
     return -(y2 - y1) / length, (x2 - x1) / length
 

@@ -101,7 +101,7 @@ class RecordedFile:
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """A byte range of a recorded file that starts at a keyframe. Players can play it if they have the file's head.
+    """A byte range of a recorded file that starts at a keyframe. Players must first load the header of the file.
 
     Attributes:
         file: recorded file that contains the part.
@@ -338,7 +338,7 @@ def parts_of(file: RecordedFile) -> Iterator[Part]:
 
 
 class _Parts:
-    """A file object that reads the head and some fragments of a recorded file as if they were one file."""
+    """A file object that reads the header and some fragments of a recorded file as if they were one file."""
 
     def __init__(self, one: RecordedFile) -> None:
         self._file = one.path.open("rb")

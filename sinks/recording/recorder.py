@@ -275,7 +275,7 @@ class PacketRecorder:
             self._prune()
 
     def _begin(self, file: _OpenFile, packets: list[TimedPacket]) -> bytes:
-        """Create the MP4 file on disk and return its head (initialization segment)."""
+        """Create the MP4 file on disk and return its header (initialization segment)."""
         root = self._place.names.root
         if not root.is_dir():  # not created again: it may be where a disk was mounted
             raise FileNotFoundError(2, f"the folder {root} no longer exists")

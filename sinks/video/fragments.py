@@ -1,6 +1,6 @@
-"""Reads and writes fragmented MP4: the head of a file and its fragments.
+"""Reads and writes fragmented MP4: the header (initialization segment) of a file and its fragments.
 
-    head       ftyp, uuid (Saccade's note), moov (from FFmpeg, with an audio track added)
+    header     ftyp, uuid (Saccade's note), moov (from FFmpeg, with an audio track added)
     fragment   moof, mdat; the file is playable up to its last complete fragment
 
 FFmpeg's muxer is not used for fragments, because it decides when to write and cannot recover from a full disk.
@@ -70,7 +70,7 @@ def head_of(
     display_matrix: tuple[int, ...] | None = None,
     pixel_aspect: Fraction | None = None,
 ) -> bytes:
-    """Build the head of a fragmented MP4, which precedes the first fragment.
+    """Build the header (initialization segment) of a fragmented MP4, which precedes the first fragment.
 
     Args:
         codec: `h264` or `hevc`.
@@ -112,7 +112,7 @@ def head_of(
 
 
 def sound_head_of(sound: AudioTrackInfo) -> bytes:
-    """Build the head of an MP4 with an audio track only, from which PyAV reads the track's description."""
+    """Build the header of an MP4 that has only an audio track, for PyAV to copy the track's description from."""
     return _box(b"ftyp", b"isom", bytes(4), b"isom") + _box(b"moov", _box(b"trak", _sound_trak(sound)))
 
 
@@ -193,7 +193,7 @@ def boxes_in(data: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def note_in(head: bytes) -> dict[str, Any] | None:
-    """Return the JSON values that Saccade stored in an MP4's head; None if another program wrote the file."""
+    """Return the JSON values that Saccade stored in the header of an MP4; None if another program wrote the file."""
     for kind, content in boxes_in(head):
         if kind == b"uuid" and content[:16] == _NOTE:
             note = json.loads(content[16:])
@@ -216,7 +216,7 @@ def timing_of(moof: bytes) -> Timing | None:
 
 
 def codecs_of(head: bytes) -> str:
-    """Return the codecs in an MP4's head as RFC 6381 writes them, such as `avc1.640028,mp4a.40.2`."""
+    """Return the codecs string (RFC 6381) for the header of an MP4, such as `avc1.640028,mp4a.40.2`."""
     found = []
     if (at := head.find(b"avcC")) > 0:
         found.append("avc1." + head[at + 5 : at + 8].hex())

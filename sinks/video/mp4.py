@@ -84,7 +84,7 @@ class Mp4Sink:
         """Complete the MP4 file, or delete it if no frame was written. A second call does nothing.
 
         Raises:
-            SinkError: if the end of the file cannot be written.
+            SinkError: if the file cannot be completed, such as on a full disk.
         """
         if self._closed:
             return

@@ -31,7 +31,7 @@ class PartFile:
 
     Attributes:
         path: current path.
-        closed: whether FFmpeg must stop writing. If True, FFmpeg omits the end of the MP4.
+        closed: whether FFmpeg must stop writing. If True, FFmpeg does not write the MP4 trailer.
 
     Raises:
         OSError: if the file cannot be created, or another process is writing it.
@@ -87,7 +87,10 @@ class PartFile:
                 self._rename()
 
     def begin_end(self) -> None:
-        """Record that FFmpeg starts to write the MP4's end. If this fails, `give_up` removes the incomplete end."""
+        """Record that FFmpeg starts to convert the fragmented file to an ordinary MP4.
+
+        If the conversion fails, `give_up` restores the fragmented file.
+        """
         self._walk()
         self._undo = [(os.fstat(self._file.fileno()).st_size, b"")]
 

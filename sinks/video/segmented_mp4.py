@@ -1,4 +1,4 @@
-"""Sink for endless annotated recordings: MP4 files (segments) of some minutes each."""
+"""Sink for endless annotated recordings: MP4 files (segments) of a few minutes each."""
 
 from __future__ import annotations
 

@@ -47,7 +47,12 @@ class Pacer:
         return 0.0
 
     def _follow(self, offset: float, taken: float) -> float:
-        """Return a frame's due time minus its timestamp `taken`, in seconds; `offset` is the last frame's value."""
+        """Return the offset of the schedule (due time minus timestamp, in seconds) for the next frame.
+
+        Args:
+            offset: offset of the previous frame, in seconds.
+            taken: timestamp of the next frame, in seconds.
+        """
         step = taken - self._taken
         if not 0 < step <= max(_JUMP_S, _JUMP_STEPS * self._step):
             self._step = step if step > 0 else self._step

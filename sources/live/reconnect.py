@@ -47,7 +47,10 @@ class LinkStatus:
 
     @property
     def explanation(self) -> str | None:
-        """Reason for the failure, with the delay before the next attempt if at least 60 s; None without a failure."""
+        """Reason for the failure, or None if there is no failure.
+
+        If the next attempt is at least 60 s away, the text states the delay in minutes.
+        """
         if not self.reason:
             return None
         later = f", next attempt in {self.retry_s / 60:.0f} min" if self.retry_s and self.retry_s >= 60 else ""

@@ -261,7 +261,7 @@ class _AudioClock:
         self._early: deque[AudioPacket] = deque(maxlen=_EARLY)
 
     def restart(self) -> None:
-        """Start a new connection. Audio packets are stored until the connection's first frame aligns the clocks."""
+        """Start a new connection. Audio packets are stored until `align` sets the offset between audio and frames."""
         with self._lock:
             self._shift = None
             self._early.clear()

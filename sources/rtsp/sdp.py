@@ -156,7 +156,10 @@ def _join_session(base: str, control: str) -> str:
 
 
 def _join(base: str, control: str) -> str:
-    """Return `base`, a slash and the control URL. RTSP servers expect this instead of joining by RFC 3986."""
+    """Resolve a control URL: append a relative URL to `base` after a slash.
+
+    RTSP servers expect this instead of the resolution by RFC 3986.
+    """
     if "://" in control:
         return control
     if control in ("", "*"):

@@ -64,7 +64,11 @@ class PublisherPeer(Peer):
         self.video.heard(self._heard_at)
 
     def _take(self, packet: AiortcPacket) -> tuple[bool, None]:
-        """Replace the method `add` of aiortc's jitter buffer. Return (whether to request a keyframe, None)."""
+        """Receive an RTP packet instead of aiortc's jitter buffer. Has the signature of `JitterBuffer.add`.
+
+        Returns:
+            True if aiortc must request a keyframe; and None, because aiortc must not decode a frame.
+        """
         self._mark_heard()
         ours = RtpPacket(
             marker=bool(packet.marker),

@@ -239,8 +239,8 @@ def row_into(
 ) -> None:
     """Compute everything in a decoder block that depends on the layer norm of a row.
 
-    The outputs are the QKV heads, the products for the attention temperature, and either the chosen experts or the
-    hidden values of the MLP.
+    The outputs are the QKV heads, the dot products for the attention temperature, and either the selected experts (with
+    a router) or the hidden activations of the dense MLP.
 
     Args:
         x: (1, dim).

@@ -123,8 +123,8 @@ class RegionConfig:
 
     Attributes:
         inner_dim: hidden width of the decoders. If 0, each decoder is a linear layer.
-        reads: transformation from a hidden state to the decoder input: `raw` (none, Moondream 2), `ln` (`region.ln`),
-            or `post_ln_ln` (last norm of the text decoder, then `region.ln`). "" selects `ln` if the weights contain
+        reads: normalization of the hidden state before the decoders: `raw` (none, Moondream 2), `ln` (`region.ln`), or
+            `post_ln_ln` (last norm of the text decoder, then `region.ln`). "" selects `ln` if the weights contain
             `region.ln`, else `raw`. `saccade doctor --model` tests all three.
         group_size: number of weights per quantization scale in 4-bit files, or 0.
     """

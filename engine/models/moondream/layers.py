@@ -54,7 +54,7 @@ class Experts(nn.Module):
 
     @property
     def n_idle_weights(self) -> int:
-        """Number of expert weights that are not used for a token, because the router selects only some experts."""
+        """Number of inactive parameters per token: those of the experts that the router does not select."""
         idle = self.config.num_experts - self.config.experts_per_token
         return idle * (self.fc1.weight[0].numel() + self.fc2.weight[0].numel())
 

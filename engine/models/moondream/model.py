@@ -67,7 +67,7 @@ class Moondream(nn.Module):
         return F.linear(self.text.post_ln(hidden), *self.coord_eos_head()).float()
 
     def n_parameters(self) -> int:
-        """Return the number of weights of the model."""
+        """Return the number of parameters of the model."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     @property

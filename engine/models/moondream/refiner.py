@@ -1,4 +1,4 @@
-"""Outline refiner (a head of Moondream 3): improves the mask of a coarse outline in five rounds, using image features.
+"""Outline refiner (a head of Moondream 3): improves a coarse mask in five iterations, using image features.
 
     image → features of an early block and of the last block of the vision encoder ┐
     mask  → convolutions ──────────────────────────────────────────────────────────┴→ two transformer blocks
@@ -61,7 +61,7 @@ class _Block(nn.Module):
     def forward(
         self, tokens: torch.Tensor, image: torch.Tensor, token_pe: torch.Tensor, image_pe: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Map tokens (rows, tokens, dim) and image features (rows, positions, dim) to the same shapes.
+        """Update tokens (rows, tokens, dim) and image features (rows, positions, dim) by attention, and return both.
 
         The position embeddings `token_pe` and `image_pe` are added to queries and keys.
         """

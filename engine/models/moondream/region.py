@@ -93,29 +93,29 @@ class RegionHeads(nn.Module):
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Names of the possible transformations from hidden states to decoder inputs; see `RegionConfig.reads`.
+        """Names of the supported normalizations of the hidden states; see `RegionConfig.reads`.
 
-        The first name is the transformation in use.
+        The first name is the normalization in use.
         """
         given = next(name for name, norms in self._norms.items() if norms == self.norms)
         return given, *(name for name in self._norms if name != given)
 
     def read_as(self, name: str) -> None:
-        """Select one of `readings` as transformation from hidden states to decoder inputs."""
+        """Select the normalization of the hidden states, one of `readings`."""
         self.norms = self._norms[name]
 
     def read(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Transform hidden states (..., dim) to inputs of the region decoders; see `RegionConfig.reads`."""
+        """Normalize hidden states (..., dim) for the region decoders; see `RegionConfig.reads`."""
         for norm in self.norms:
             hidden = norm(hidden)
         return hidden
 
     def decode_coord(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits (..., coord_out_dim) of all coordinate bins for decoder inputs (..., dim)."""
+        """Return the logits (..., coord_out_dim) of all coordinate bins for hidden states (..., dim)."""
         return self.coord_decoder(self.read(hidden))  # type: ignore[no-any-return]
 
     def decode_size(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits (..., 2, size_out_dim / 2) of the width and height bins for decoder inputs (..., dim)."""
+        """Return the logits (..., 2, size_out_dim / 2) of the width and height bins for hidden states (..., dim)."""
         return self.size_decoder(self.read(hidden)).unflatten(-1, (2, -1))  # type: ignore[no-any-return]
 
 

@@ -112,7 +112,7 @@ class Temperature(nn.Module):
         self.wv = nn.Parameter(torch.empty(heads, inner))
 
     def forward(self, qkv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the factors (..., 2, heads) float32 of queries and values.
+        """Return the attention temperature factors (..., 2, heads) float32: for the queries, then for the values.
 
         Args:
             qkv: (..., 3 · heads · head_dim) before RoPE.
@@ -282,7 +282,7 @@ class TextDecoder(nn.Module):
 
     @property
     def n_block_weights(self) -> int:
-        """Number of decoder block weights used for one token, without the experts that the router does not select."""
+        """Number of active parameters of the decoder blocks per token. Only the experts of one token are counted."""
         weights = sum(parameter.numel() for parameter in self.blocks.parameters())
         for block in self._blocks():
             if isinstance(block.mlp, Experts):

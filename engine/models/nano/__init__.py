@@ -1,4 +1,4 @@
 """nano: a small Moondream model with an object detector as vision encoder.
 
-This folder contains its weights and classes.
+This folder contains the model files and the PyTorch modules.
 """

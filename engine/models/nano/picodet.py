@@ -99,7 +99,7 @@ class Down(nn.Module):
         self.mix_pw = ConvAct(outer, outer)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Reduce a feature map (N, inner, H, W) to (N, outer, H / 2, W / 2)."""
+        """Downsample a feature map (N, inner, H, W) to (N, outer, H / 2, W / 2)."""
         return self.mix_pw(self.mix_dw(torch.cat([self.pw(self.dw(x)), self.branch(x)], dim=1)))  # type: ignore[no-any-return]
 
 

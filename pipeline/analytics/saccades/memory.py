@@ -132,7 +132,8 @@ class Memory:
     def update(self, found: Sequence[Found], looked: Sequence[Rect], seconds: float) -> list[Found]:
         """Store the detections of a frame.
 
-        Return predicted detections for small objects outside the windows of the frame.
+        Return predicted detections for small objects that are outside the windows of the frame, or were missed only
+        briefly.
 
         Args:
             found: the detected small objects.
@@ -228,7 +229,10 @@ def _centre(box: Rect) -> tuple[float, float]:
 
 
 def _grown(boxes: Sequence[Rect]) -> Floats:
-    """Return boxes (n, 4), enlarged to match a small object that moved by more than its size between two windows."""
+    """Return boxes (n, 4), enlarged for IoU matching.
+
+    A small object can move by more than its size between two windows. Its boxes would then not overlap.
+    """
     corners = np.array(boxes, np.float64)
     size = (corners[:, 2:] - corners[:, :2]) * _GROWTH
     corners[:, :2] -= size

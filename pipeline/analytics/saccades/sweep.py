@@ -87,7 +87,7 @@ class Sweep:
 
     @property
     def first_pass(self) -> bool:
-        """Whether the first pass over the frame continues, because parts of the frame have never been processed."""
+        """Whether the first pass is still running: parts of the frame have never been processed."""
         return self._made < 2 * self.looks and float(self._never.mean()) > _REST
 
     def choose(self, seconds: float, *, taken: bool = False) -> Rect | None:

@@ -172,7 +172,7 @@ class _Camera:
             number: number of the frame, which selects the image.
             due: time at which the frame was due, by `time.monotonic()`, in seconds.
             limit_s: maximum latency of the result, in seconds; None for no limit.
-            counts: whether the frame is measured, because it is after the warm-up.
+            counts: whether the frame is measured; False during the warm-up.
         """
         image = self.images[number % len(self.images)]
         left_s = None if limit_s is None else limit_s - (time.monotonic() - due)

@@ -165,11 +165,10 @@ class EventStore(EventReader):
     # ---- writing
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Queue the record of an event, a track path or minute counts for storage, without waiting.
+        """Queue a record for storage, without waiting: of an event, its media or appearance, a track path or counts.
 
-        If 10,000 records are already queued, the record is dropped, counted and logged.
-
-        A record of type `rules` is not stored. It sets the retention time of events, by rule.
+        If 10,000 records are already queued, the record is dropped, counted and logged. A record of type `rules` is not
+        stored: it only sets the retention time of the events of each rule.
         """
         kind = record["type"]
         if kind == "rules":
@@ -497,9 +496,9 @@ class EventStore(EventReader):
         return True
 
     def _end_lost(self) -> None:
-        """End stored events whose end was dropped because the queue was full.
+        """End stored events whose end record was dropped because the queue was full.
 
-        Otherwise they would stay open forever.
+        Otherwise, these events would stay open forever.
         """
         with self._closing:
             going = set(self._going)

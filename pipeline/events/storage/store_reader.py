@@ -305,7 +305,7 @@ class EventReader:
     def page(self, query: EventQuery, more: int = 0) -> list[tuple[dict[str, Any], float]]:
         """Return the records of the events that match a query, newest first.
 
-        Each record comes with the unique time at which the event was stored.
+        Each record comes with its storage time (`stored_at`), a Unix time that is unique in this store.
 
         Args:
             query: the query.
