@@ -19,10 +19,6 @@ from saccade.web.errors import HttpError
 T = TypeVar("T")
 
 
-class BusyError(Exception):
-    """Raised if the maximum number of blocking calls is already running."""
-
-
 class BlockingCalls:
     """Runs blocking calls of one kind, such as changes of streams, in threads.
 
@@ -35,7 +31,7 @@ class BlockingCalls:
         late: HTTP status and error message after a timeout.
     """
 
-    def __init__(self, count: int, limit_s: float, busy: str = "", late: tuple[int, str] = (503, "")) -> None:
+    def __init__(self, count: int, limit_s: float, busy: str, late: tuple[int, str]) -> None:
         self.limit_s = limit_s
         self._free = threading.BoundedSemaphore(count)
         self._busy = busy
@@ -50,28 +46,10 @@ class BlockingCalls:
             undo: called with the result if the call finishes after the timeout, to undo its effect.
 
         Raises:
-            HttpError: if too many calls are running, or the call times out.
-        """
-        try:
-            return await self.run(partial(call, *given), undo)
-        except BusyError:
-            raise HttpError(503, f"{self._busy}; try again") from None
-        except TimeoutError:
-            raise HttpError(*self._late) from None
-
-    async def run(self, call: Callable[[], T], undo: Callable[[T], object] = lambda result: None) -> T:
-        """Run a blocking call in a thread and return its result.
-
-        Args:
-            call: the blocking call.
-            undo: called with the result if the call finishes after the timeout, to undo its effect.
-
-        Raises:
-            BusyError: if the maximum number of calls is already running.
-            TimeoutError: if the call times out. Its thread continues until the call returns.
+            HttpError: if too many calls are running, or the call times out. The thread of a late call continues.
         """
         if not self._free.acquire(blocking=False):
-            raise BusyError
+            raise HttpError(503, f"{self._busy}; try again")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         given_up = False
@@ -88,7 +66,7 @@ class BlockingCalls:
 
         def work() -> None:
             try:
-                settle: Callable[[], object] = partial(succeed, call())
+                settle: Callable[[], object] = partial(succeed, call(*given))
             except BaseException as error:
                 settle = partial(fail, error)
             finally:
@@ -99,8 +77,10 @@ class BlockingCalls:
         threading.Thread(target=work, name="saccade call", daemon=True).start()
         try:
             return await asyncio.wait_for(asyncio.shield(future), self.limit_s)
-        except (TimeoutError, asyncio.CancelledError):
+        except (TimeoutError, asyncio.CancelledError) as error:
             given_up = True
             if future.done() and not future.exception():  # the result arrived at the last moment
                 undo(future.result())
+            if isinstance(error, TimeoutError):
+                raise HttpError(*self._late) from None
             raise

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from saccade.pipeline.api import streams as streams_api
-from saccade.pipeline.api.blocking_calls import BlockingCalls, BusyError
+from saccade.pipeline.api.blocking_calls import BlockingCalls
 from saccade.pipeline.api.http_server import serve
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config import StreamConfig
 from saccade.pipeline.control.controller import Controller
 from saccade.pipeline.runtime.streams import Streams, StreamStatus
+from saccade.web.errors import HttpError
 from tests.pipeline.api.test_http_server import ask, error_of, wait_for
 from tests.support.control import controller_of
 
@@ -117,17 +118,21 @@ def test_calls_are_given_up_and_undo_what_comes_late() -> None:
         return "late"
 
     async def check() -> None:
-        calls = BlockingCalls(1, 0.1)
-        with pytest.raises(TimeoutError):
-            await calls.run(hang, undone.append)
-        with pytest.raises(BusyError):
-            await calls.run(lambda: "never")
+        calls = BlockingCalls(1, 0.1, "one call is running", (504, "it takes too long"))
+        with pytest.raises(HttpError) as late:
+            await calls.ask(hang, undo=undone.append)
+        with pytest.raises(HttpError) as busy:
+            await calls.ask(lambda: "never")
+        assert [(one.value.status_code, one.value.detail) for one in (late, busy)] == [
+            (504, "it takes too long"),
+            (503, "one call is running; try again"),
+        ]
         release.set()
         while not undone:
             await asyncio.sleep(0.01)
-        assert await calls.run(lambda: "in time", undone.append) == "in time"
+        assert await calls.ask(lambda: "in time", undo=undone.append) == "in time"
         with pytest.raises(ZeroDivisionError):
-            await calls.run(lambda: 1 / 0)
+            await calls.ask(lambda: 1 / 0)
 
     asyncio.run(asyncio.wait_for(check(), 30))
     assert undone == ["late"]
