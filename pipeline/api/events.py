@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +23,10 @@ from saccade.pipeline.api.routes import Json, Routes, the
 from saccade.pipeline.api.server_sent_events import event_stream
 from saccade.pipeline.control.runner import Address, Runner, StoredEvents
 from saccade.pipeline.events.storage.store_reader import EventQuery, time_of_text
-from saccade.pipeline.search import Progress, Searched
+from saccade.pipeline.search import Searched
 from saccade.web.errors import HttpError
 
 _MEDIA_TYPES = {"clip": "video/mp4", "snapshot": "image/jpeg"}
-
-Search = Callable[[str, EventQuery, Progress], Searched]
-"""Searches stored events by a text. It runs in a thread, and raises ConfigError or EngineError on failure."""
 
 routes = Routes("events")
 
@@ -40,15 +37,13 @@ class Stored:
 
     Attributes:
         store: event store of this machine, or of all machines.
-        search: searches events with a model; None if search is unsupported.
-        runner: stores false alarms and passes them to the streams; None if no streams run.
+        runner: searches events with a model, stores false alarms, and passes them to the streams.
         searching: lock that limits searches to one at a time. It is released when the search ends, even if the client
             has disconnected earlier.
     """
 
     store: StoredEvents
-    search: Search | None = None
-    runner: Runner | None = None
+    runner: Runner
     searching: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -61,12 +56,8 @@ class Stored:
         """If an event is a false alarm, add this mark and the number of detections that it suppressed to its record."""
         if not any(one.event == record["id"] for one in self.store.verdicts(record["stream"])):
             return record
-        held = self.held_back(record["stream"]).get(record["id"], 0)
+        held = self.runner.held_back(record["stream"]).get(record["id"], 0)
         return {**record, "false_alarm": True, "held_back": held}
-
-    def held_back(self, stream: str) -> dict[str, int]:
-        """Return the number of detections that a stream has suppressed, by event ID of the false alarm."""
-        return {} if self.runner is None else self.runner.held_back(stream)
 
     def missing(self, what: str) -> HttpError:
         """Return the HTTP error for a missing event or file: 503 if a machine is unreachable, otherwise 404."""
@@ -173,13 +164,11 @@ async def search(request: Request, filters: Asked, events: Events) -> Response:
     """
     given = _given(request)
     text = given.pop("q", "")
-    if events.search is None:
-        raise HttpError(409, "this Saccade runs without a model, so searches are not possible")
     query = _query_of(given)
     if not events.searching.acquire(blocking=False):
         raise HttpError(503, "another search is running; try again")
     done: list[Searched] = []
-    steps = _steps(events, events.search, text, query, done)
+    steps = _steps(events, text, query, done)
     if "text/event-stream" in request.headers.get("Accept", ""):
         return await event_stream(steps, lambda step: step, lambda: [done[0].to_json()])
     async with aclosing(steps):
@@ -201,7 +190,7 @@ async def verdicts(events: Events, stream: str | None = None) -> VerdictList:
 
     def shown() -> list[VerdictShown]:
         found = events.store.verdicts(stream)
-        held = {name: events.held_back(name) for name in {one.stream for one in found}}
+        held = {name: events.runner.held_back(name) for name in {one.stream for one in found}}
         return [
             VerdictShown(
                 event=one.event,
@@ -225,8 +214,6 @@ async def judge(id: str, given: VerdictGiven, events: Events) -> None:
 
     Later detections that are similar are suppressed, unless their score is clearly higher.
     """
-    if events.runner is None:
-        raise HttpError(409, "events can be marked as false alarms only while streams run")
     try:
         stream = await asyncio.to_thread(events.runner.judge, id, false_alarm=given.false_alarm)
     except ValueError as error:
@@ -304,9 +291,7 @@ class _GoneError(Exception):
     pass
 
 
-async def _steps(
-    events: Stored, search: Search, text: str, query: EventQuery, done: list[Searched]
-) -> AsyncGenerator[str]:
+async def _steps(events: Stored, text: str, query: EventQuery, done: list[Searched]) -> AsyncGenerator[str]:
     """Search events by a text. Yield the progress as JSON, and append the results to `done`.
 
     Closing the generator stops the search.
@@ -327,7 +312,7 @@ async def _steps(
     def work() -> None:
         found: Searched | Exception
         try:
-            found = search(text, query, progress)
+            found = events.runner.search(text, query, progress)
         except Exception as error:
             found = error
         events.searching.release()  # before the response, so that the client can search again

@@ -234,7 +234,7 @@ def serve(
         **(parts or {}),
     }
     if runner.store is not None:
-        every[Stored] = Stored(runner.store, runner.search, runner)
+        every[Stored] = Stored(runner.store, runner)
     return HttpServer(
         [*static_files.PAGE, static_files.CLIP, *WANTED, *LOCAL, *routes],
         every,

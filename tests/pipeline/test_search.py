@@ -8,7 +8,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,12 @@ from saccade.engine import Engine
 from saccade.pipeline.api import events
 from saccade.pipeline.api.http_server import HttpServer
 from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.control.local import Local
 from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery, EventReader
-from saccade.pipeline.search import Searched, search_events
+from saccade.pipeline.runtime.streams import Streams
+from saccade.pipeline.search import search_events
 from saccade.sources import open_source
 from tests.pipeline.events.storage.test_store import event
 from tests.support.command import Command
@@ -107,10 +108,8 @@ def ask(url: str) -> tuple[int, Any]:
 
 def test_a_search_over_http(folder: Path, nano: Engine) -> None:
     store = EventStore(folder)
-    find = partial(search_events, store, nano)
-    asking = events.Stored(store, lambda text, query, progress: Searched(find(text, query, progress=progress)))
+    asking = events.Stored(store, Local(Streams(nano), store=store))
     server = HttpServer([events.routes], {events.Stored: asking}, port=0)
-    without = HttpServer([events.routes], {events.Stored: events.Stored(store)}, port=0)
     try:
         status, page = ask(f"{server.url}/events/search?q=person&limit=1")
         assert (status, len(page["events"]), page["events"][0]["match"] > 0.8) == (200, 1, True)
@@ -122,8 +121,6 @@ def test_a_search_over_http(folder: Path, nano: Engine) -> None:
                 assert (answer.headers["Access-Control-Allow-Origin"], answer.read()[:1] != b"") == (server.url, True)
         status, page = ask(f"{server.url}/events/search?q=zebra")
         assert (status, "nano has no class" in page["error"]) == (422, True)
-        assert ask(f"{without.url}/events/search?q=person")[0] == 409
     finally:
         server.close()
-        without.close()
         store.close()

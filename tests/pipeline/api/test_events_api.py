@@ -16,9 +16,11 @@ import pytest
 
 from saccade.pipeline.api import events
 from saccade.pipeline.api.http_server import HttpServer
+from saccade.pipeline.control.local import Local
 from saccade.pipeline.events.record import MinuteCounts, make_history_record
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery
+from saccade.pipeline.runtime.streams import Streams
 from tests.pipeline.events.storage.test_database import spoil_pages
 from tests.pipeline.events.storage.test_store import EVENTS, event, put
 from tests.support.sinks.broker import wait_for
@@ -34,13 +36,14 @@ def store(tmp_path: Path) -> Iterator[EventStore]:
     with_events.close()
 
 
-def serving_events(store: EventStore, token: str | None = None) -> HttpServer:
-    return HttpServer([events.routes], {events.Stored: events.Stored(store)}, port=0, token=token)
+def serving_events(store: EventStore, streams: Streams, token: str | None = None) -> HttpServer:
+    stored = events.Stored(store, Local(streams, store=store))
+    return HttpServer([events.routes], {events.Stored: stored}, port=0, token=token)
 
 
 @pytest.fixture
-def server(store: EventStore) -> Iterator[HttpServer]:
-    one = serving_events(store)
+def server(store: EventStore, streams: Streams) -> Iterator[HttpServer]:
+    one = serving_events(store, streams)
     yield one
     one.close()
 
@@ -161,8 +164,8 @@ def test_rules_that_have_events_are_listed(server: HttpServer) -> None:
         assert json.loads(ask(f"{server.url}/events/rules{query}")[2]) == {"rules": rules}
 
 
-def test_events_need_the_token_where_there_is_one(store: EventStore) -> None:
-    server = serving_events(store, token="sesame")
+def test_events_need_the_token_where_there_is_one(store: EventStore, streams: Streams) -> None:
+    server = serving_events(store, streams, token="sesame")
     try:
         assert ask(f"{server.url}/events")[0] == 401
         assert ask(f"{server.url}/events", Authorization="Bearer sesame")[0] == 200
@@ -171,11 +174,13 @@ def test_events_need_the_token_where_there_is_one(store: EventStore) -> None:
         server.close()
 
 
-def test_a_damaged_store_is_told_and_replaced(server: HttpServer, store: EventStore, tmp_path: Path) -> None:
+def test_a_damaged_store_is_told_and_replaced(
+    server: HttpServer, store: EventStore, streams: Streams, tmp_path: Path
+) -> None:
     for number in range(3000):
         store.write(event(number))
     store.close()
-    with closing(EventStore(tmp_path)) as damaged, closing(serving_events(damaged)) as one:
+    with closing(EventStore(tmp_path)) as damaged, closing(serving_events(damaged, streams)) as one:
         damaged.flush()
         spoil_pages(tmp_path / "events.db")
         status, _, body = ask(f"{one.url}/events?q=person&limit=500")
