@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from saccade.engine.errors import EngineError
 from saccade.pipeline.api.access import Role
-from saccade.pipeline.api.forward import Here, WorkerRoute
+from saccade.pipeline.api.forward import Here, InThisProcess, WorkerRoute
 from saccade.pipeline.api.routes import Routes, Wanted, Who, the
 from saccade.pipeline.api.streams import changes_of
 from saccade.pipeline.api.whep import width_of
@@ -88,7 +88,7 @@ async def model(controller: Wanted, who: Who, publishing: Annotated[Publishing, 
 
 
 @seeing.get("/names", role="viewer", limited="always")
-async def names(here: Annotated[Here, the(Here)], of: str = "") -> dict[str, Any]:
+async def names(here: InThisProcess, of: str = "") -> dict[str, Any]:
     """Return the labels of the model that match the word `of`, and their colors.
 
     The response is {"names": ["bicycle"], "colors": {…}}, or {"error": "…"}.

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from saccade.pipeline.api.access import client_of, headers_for
-from saccade.pipeline.api.routes import ApiRoute
+from saccade.pipeline.api.routes import ApiRoute, the
 from saccade.pipeline.config import ListedStream
 from saccade.pipeline.control.local import Local
 from saccade.pipeline.control.runner import Address, Runner
 from saccade.pipeline.errors import StreamError
+from saccade.pipeline.runtime.run import Run
 from saccade.web.errors import HttpError
 
 if TYPE_CHECKING:
@@ -54,6 +55,16 @@ class Here:
         """Raise the scheduling weight of a stream while `viewers` is above 0."""
         with suppress(StreamError):  # the stream has ended
             self.local.streams.get(stream).watch(watched=viewers > 0)
+
+    def running(self, stream: str) -> Run:
+        """Return a running stream. Raises HttpError with status 404 if the stream does not run in this process."""
+        try:
+            return self.local.streams.get(stream)
+        except StreamError as error:
+            raise HttpError(404, str(error)) from None
+
+
+InThisProcess = Annotated[Here, the(Here)]
 
 
 class Forwarder:

@@ -11,9 +11,9 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel
 
 from saccade.pipeline.api.blocking_calls import BlockingCalls
-from saccade.pipeline.api.forward import Here, WorkerRoute
+from saccade.pipeline.api.forward import Here, InThisProcess, WorkerRoute
 from saccade.pipeline.api.routes import AnyText, Routes, the
-from saccade.pipeline.errors import StreamError, one_line
+from saccade.pipeline.errors import one_line
 from saccade.sources import LiveError
 from saccade.sources.onvif import OnvifSource, PtzError
 from saccade.web.errors import HttpError
@@ -47,7 +47,6 @@ class PtzPresets(BaseModel):
 
 
 Cameras = Annotated[PtzCalls, the(PtzCalls)]
-InThisProcess = Annotated[Here, the(Here)]
 
 
 @routes.get("/streams/{name}/ptz/presets", role="operator")
@@ -67,10 +66,7 @@ async def go_to(name: str, preset: str, here: InThisProcess, calls: Cameras) -> 
 
 
 def _source(here: Here, name: str) -> OnvifSource:
-    try:
-        source = here.local.streams.get(name).source
-    except StreamError as error:
-        raise HttpError(404, str(error)) from None
+    source = here.running(name).source
     if not isinstance(source, OnvifSource):
         raise HttpError(409, f"'{name[:80]}' is not an ONVIF stream: its source should be onvif://user:password@HOST")
     return source

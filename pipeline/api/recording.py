@@ -21,9 +21,8 @@ from fastapi import Query
 from pydantic import BaseModel, Field
 from starlette.responses import FileResponse, Response, StreamingResponse
 
-from saccade.pipeline.api.forward import Here, WorkerRoute
+from saccade.pipeline.api.forward import Here, InThisProcess, WorkerRoute
 from saccade.pipeline.api.routes import Routes, the
-from saccade.pipeline.errors import StreamError
 from saccade.pipeline.events.storage.store_reader import time_of_text
 from saccade.sinks.recording import Archive, ArchiveError, Span
 from saccade.sinks.recording.archive import Part, parts_of
@@ -88,14 +87,13 @@ class Between(BaseModel):
 
 
 Asked = Annotated[Between, Query()]
-InThisProcess = Annotated[Here, the(Here)]
 
 
 @routes.get("/streams/{name}/recording/spans", role="viewer", response_model_exclude_none=True)
 async def spans(name: str, asked: Asked, here: InThisProcess) -> Recording:
     """Return the time spans with recorded video. Each span has the reason for the gap before it."""
     since, until = _times(asked)
-    if (archive := _archive_or_none(here, name)) is None:
+    if (archive := here.local.archive(here.running(name))) is None:
         return Recording(recorded=False, spans=[])
     found = await asyncio.to_thread(archive.spans, since, until)
     if not asked.parts:
@@ -152,15 +150,8 @@ async def download(name: str, asked: Asked, here: InThisProcess, exports: Annota
     return StreamingResponse(_chunks(descriptor), media_type="video/mp4", headers=headers)
 
 
-def _archive_or_none(here: Here, name: str) -> Archive | None:
-    try:
-        return here.local.archive(name)
-    except StreamError as error:
-        raise HttpError(404, str(error)) from None
-
-
 def _archive(here: Here, name: str) -> Archive:
-    if (archive := _archive_or_none(here, name)) is None:
+    if (archive := here.local.archive(here.running(name))) is None:
         raise HttpError(404, f"'{name[:80]}' is not recorded: set `record` for this stream")
     return archive
 

@@ -226,15 +226,3 @@ async def read_model(request: Request, kind: type[Model]) -> Model:
         return kind.model_validate(values)
     except ValidationError as error:
         raise HttpError(422, explain(first_mistake(error), kind)) from None
-
-
-def json_body(model: str, *others: str) -> dict[str, Any]:
-    """Return the OpenAPI description of a request body that is either JSON or text of another media type.
-
-    Args:
-        model: name of the JSON schema.
-        others: other media types.
-    """
-    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model}"}}}
-    content |= {other: {"schema": {"type": "string"}} for other in others}
-    return {"requestBody": {"required": True, "content": content}}

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from saccade.pipeline.analytics.settings import Regions
-from saccade.pipeline.api.routes import MAX_BODY_BYTES, YAML, Json, Routes, Wanted, json_body, read_model
+from saccade.pipeline.api.routes import MAX_BODY_BYTES, YAML, Json, Routes, Wanted, read_model
 from saccade.pipeline.api.streams import Changing, known
 from saccade.pipeline.config.edit_rules import text_of_rules
 from saccade.pipeline.config.file import RuleList, read_rules
@@ -27,7 +27,15 @@ from saccade.web.body import content_type, read_text
 routes = Routes("rules")
 
 _PATH = "/streams/{name}/rules"
-_BODY = json_body("RuleList", YAML)
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"$ref": "#/components/schemas/RuleList"}},
+            YAML: {"schema": {"type": "string"}},
+        },
+    }
+}
 
 
 class RuleShown(BaseModel):

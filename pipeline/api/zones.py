@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
 import cv2
 from pydantic import BaseModel
@@ -16,10 +16,9 @@ from starlette.responses import Response
 
 from saccade.pipeline.analytics.analyze import analyze_stage
 from saccade.pipeline.analytics.settings import Regions
-from saccade.pipeline.api.forward import Here, WorkerRoute
-from saccade.pipeline.api.routes import Json, Routes, Wanted, the
+from saccade.pipeline.api.forward import InThisProcess, WorkerRoute
+from saccade.pipeline.api.routes import Json, Routes, Wanted
 from saccade.pipeline.api.streams import Changing, known
-from saccade.pipeline.errors import StreamError
 from saccade.web.errors import HttpError
 
 routes = Routes("zones")
@@ -87,12 +86,9 @@ async def counts(name: str, controller: Wanted, since: str = "0") -> Counted:
 
 
 @drawn.get("/streams/{name}/heatmap.png", role="viewer", response_class=Response)
-async def heatmap(name: str, here: Annotated[Here, the(Here)]) -> Response:
+async def heatmap(name: str, here: InThisProcess) -> Response:
     """Return the heatmap of object positions as a transparent PNG, to show over the video."""
-    try:
-        stage = analyze_stage(here.local.streams.get(name).stages)
-    except StreamError as error:
-        raise HttpError(404, str(error)) from None
+    stage = analyze_stage(here.running(name).stages)
     if stage is None:
         raise HttpError(409, f"stream '{name}' was opened without the stage that counts objects in zones and at lines")
     heat = stage.heat

@@ -129,13 +129,9 @@ class Local:
         """The engine that processes the frames. Questions can use another engine, see `asks`."""
         return self.streams.engine
 
-    def archive(self, name: str) -> Archive | None:
-        """Return the recordings of a stream, including recordings of earlier runs. Return None if recording is off.
-
-        Raises:
-            StreamError: if the stream is not running.
-        """
-        config = self.streams.get(name).config
+    def archive(self, run: Run) -> Archive | None:
+        """Return the recordings of a stream, including recordings of earlier runs. Return None if recording is off."""
+        config, name = run.config, run.name
         if config is None or config.record is None:
             return None
         with self._lock:
