@@ -45,3 +45,8 @@ def one_line(text: str) -> str:
     from saccade.sources import redact  # imported late, because it imports FFmpeg
 
     return redact(" ".join(text.split()).encode(errors="backslashreplace").decode())
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the message of an exception as one line, or the name of its class if it has no message."""
+    return one_line(str(error)) or type(error).__name__

@@ -13,7 +13,6 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -32,7 +31,7 @@ from saccade.pipeline.control.plan import Change as StreamChange
 from saccade.pipeline.control.plan import Close, Reopen, change_of
 from saccade.pipeline.control.runner import Address, Ended, ModelInfo, StoredEvents, WorkerStatus
 from saccade.pipeline.control.source_policy import SourcePolicy
-from saccade.pipeline.errors import ConfigError, RunFailed, StreamError, one_line
+from saccade.pipeline.errors import ConfigError, RunFailed, StreamError, reason_of
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.machine import RuleState
 from saccade.pipeline.events.record import Change, read_event
@@ -43,16 +42,15 @@ from saccade.pipeline.events.storage.store_reader import EventQuery, StoreError
 from saccade.pipeline.events.verdicts import Verdict, verdict_stage
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.run import Run
-from saccade.pipeline.runtime.stats import Stats
 from saccade.pipeline.runtime.stream import EventPlaces, OpenedStream, load_engine, open_source_of, open_stream
-from saccade.pipeline.runtime.streams import Streams, StreamStatus, status_of
+from saccade.pipeline.runtime.streams import Streams, StreamStatus, status_of, unopened_status
 from saccade.pipeline.runtime.targets import HEATMAP, Target, check_frames, check_targets, open_output, targets_of
 from saccade.pipeline.runtime.tasks import check_asked, check_rules, in_model_names, tasks_for
 from saccade.pipeline.search import REQUESTED, Progress, Searched, search_events
 from saccade.sinks import SinkError, SinkStatus, SupportsEvents
 from saccade.sinks.recording import Archive, RecordingPlace
 from saccade.sinks.video.broadcast import BroadcastSink
-from saccade.sources import Source, SourceError, redact
+from saccade.sources import Source, SourceError
 
 if TYPE_CHECKING:
     from saccade.engine import Engine
@@ -300,12 +298,7 @@ class Local:
 
     def fail(self, stream: ListedStream, error: Exception) -> None:
         """List a stream as failed, because it could not be opened."""
-        source = redact(stream.source)
-        reason = one_line(str(error)) or type(error).__name__
-        name = stream.name or source
-        self.streams.fail(
-            StreamStatus(name, source, "failed", reason, True, 0, None, Stats().report(Counter(), 0, {}), None, stream)
-        )
+        self.streams.fail(unopened_status(stream, "failed", reason_of(error)))
 
     # ---- how it is doing
 

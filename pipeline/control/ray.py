@@ -36,7 +36,8 @@ from saccade.pipeline.control.results import ResultReceiver
 from saccade.pipeline.control.runner import Address, Ended, ModelInfo, WorkerStatus
 from saccade.pipeline.control.stores import MachineStores
 from saccade.pipeline.control.worker_calls import Batch, Ready, Report, Wish, WorkerSettings, taken, told, worker_values
-from saccade.pipeline.errors import AwayError, ConfigError, RunFailed, StreamError, one_line
+from saccade.pipeline.errors import AwayError, ConfigError, RunFailed, StreamError, reason_of
+from saccade.pipeline.events.hub import Listener, notify
 from saccade.pipeline.events.machine import RuleState
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery
@@ -209,22 +210,16 @@ class RayWorkers:
         with stream.lock:
             stream.wanted = wanted
             worker = self._workers.get(stream.worker or "")
-            if stream.error is not None or worker is None or worker.ready is None:
-                with self._changed:
-                    stream.error, stream.worker = None, None
-                try:
-                    return self._open_at(name, stream, None, checked=checked)
-                except AwayError:
-                    return self.status(name)
-                except Exception as error:
-                    self._fail(name, stream, one_line(str(error)))
-                    raise
             try:
+                if stream.error is not None or worker is None or worker.ready is None:
+                    with self._changed:
+                        stream.error, stream.worker = None, None
+                    return self._open_at(name, stream, None, checked=checked)
                 status: StreamStatus = self._call(worker, "local.reopen", name, wanted, checked=checked)
             except AwayError:
                 return self.status(name)
             except Exception as error:
-                self._fail(name, stream, one_line(str(error)))
+                self._fail(name, stream, reason_of(error))
                 raise
             stream.opened += 1
             return self._note(stream, status)
@@ -248,7 +243,7 @@ class RayWorkers:
     def fail(self, stream: ListedStream, error: Exception) -> None:
         """List a stream as failed, because it could not be opened."""
         with self._changed:
-            self._streams[stream.name or ""] = PlacedStream(stream, error=one_line(str(error)) or type(error).__name__)
+            self._streams[stream.name or ""] = PlacedStream(stream, error=reason_of(error))
 
     def check_rules(self, stream: ListedStream) -> None:
         """Check that a stream supports its rules: the labels, questions, zones and lines in them.
@@ -461,14 +456,14 @@ class RayWorkers:
             self._changed.notify_all()
         return 0.0
 
-    def close(self, timeout_s: float = _CLOSE_S) -> None:
+    def close(self) -> None:
         """Stop all streams and workers, and close the shared outputs. A second call does nothing.
 
         Raises:
             RunFailed: if an output could not write its last data.
         """
         self.stop()
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + _CLOSE_S
         for worker in self._workers.values():
             if worker.thread is not None:
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
@@ -513,7 +508,7 @@ class RayWorkers:
             except Exception as error:
                 if isinstance(error, ray.exceptions.RayTaskError):
                     error = error.cause
-                reason = one_line(str(error)) or type(error).__name__
+                reason = reason_of(error)
                 with self._changed:
                     worker.failures += 1
                     self._first_error = self._first_error or error
@@ -689,7 +684,7 @@ class RayWorkers:
                 pass  # the next ready worker opens it
             except Exception as error:
                 log.warning("stream %s could not be opened: %s", name, error)
-                self._fail(name, stream, one_line(str(error)) or type(error).__name__)
+                self._fail(name, stream, reason_of(error))
 
     def _open_at(self, name: str, stream: PlacedStream, place: WorkerSlot | None, *, checked: bool) -> StreamStatus:
         """Open or change a stream on its worker, on `place`, or on the least-loaded worker.
@@ -759,7 +754,7 @@ class RayWorkers:
     def _stream(self, name: str) -> PlacedStream:
         with self._changed:
             if (stream := self._streams.get(name)) is None:
-                raise _no_stream(name)
+                raise StreamError(f"stream '{name[:80]}' does not exist")
         return stream
 
     def _worker_of(self, name: str) -> WorkerSlot:
@@ -814,7 +809,7 @@ class RayWorkers:
             self.events.end(stream)
 
     def _publish(self, record: Mapping[str, Any], machine: str) -> None:
-        listeners: list[Callable[[Mapping[str, Any]], None]] = []
+        listeners: list[Listener] = []
         if self._stores is not None:
             listeners.append(partial(self._stores.write, machine=machine))
         elif self._own_store is not None:
@@ -822,18 +817,7 @@ class RayWorkers:
         if record["type"] in _CHANGES:
             listeners += [one.sink.write_event for one in self._outputs if isinstance(one.sink, SupportsEvents)]
         for number, listener in enumerate(listeners):
-            try:
-                listener(record)
-            except Exception as error:
-                if number not in self._failing:  # log once until it works again
-                    log.warning("an output for events of stream %s failed: %s", record["stream"], one_line(str(error)))
-                self._failing.add(number)
-            else:
-                self._failing.discard(number)
-
-
-def _no_stream(name: str) -> StreamError:
-    return StreamError(f"stream '{name[:80]}' does not exist")
+            notify(listener, record, self._failing, number)
 
 
 def _no_wishes(name: str, values: Mapping[str, Any]) -> ListedStream:

@@ -13,9 +13,7 @@ from saccade.pipeline.config import ListedStream
 from saccade.pipeline.control.runner import Address, WorkerStatus
 from saccade.pipeline.control.worker_calls import Ready, Report, WorkerSettings
 from saccade.pipeline.errors import AwayError
-from saccade.pipeline.runtime.stats import Stats
-from saccade.pipeline.runtime.streams import StreamStatus
-from saccade.sources import redact
+from saccade.pipeline.runtime.streams import StreamStatus, unopened_status
 
 
 @dataclass(slots=True)
@@ -47,11 +45,7 @@ class PlacedStream:
 
         If no worker reports a status, return a status with the reason.
         """
-        status = self.status
-        if status is None:
-            name, source = self.wanted.name or "", redact(self.wanted.source)
-            nothing = Stats().report(Counter(), 0, {})
-            status = StreamStatus(name, source, "waiting", None, True, 0, None, nothing, None, self.wanted)
+        status = self.status or unopened_status(self.wanted, "waiting", None)
         if self.error is not None:
             return replace(status, state="failed", reason=self.error, config=self.wanted, worker=None)
         if self.worker is None or self.status is None:

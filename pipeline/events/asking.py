@@ -18,6 +18,7 @@ from saccade.engine.core.admission import StreamSettings
 from saccade.engine.errors import DeadlineError
 from saccade.engine.results import Result, Text
 from saccade.engine.tasks import Query
+from saccade.pipeline.errors import reason_of
 from saccade.pipeline.events.questions import FRAME, Answer, Question
 from saccade.pipeline.events.scene import Scene
 
@@ -151,9 +152,7 @@ class Asker:
         try:
             text, probabilities = asked.future.result(None if not self._wait else 60 * self._deadline_s)
         except (Exception, CancelledError) as error:
-            reason = (
-                "the deadline has passed" if isinstance(error, DeadlineError) else str(error) or type(error).__name__
-            )
+            reason = "the deadline has passed" if isinstance(error, DeadlineError) else reason_of(error)
             if reason != self._failing:
                 log.warning("rule %s: the model failed to answer a question: %s", asked.question.rule, reason)
             self._failing = reason

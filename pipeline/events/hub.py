@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from saccade.pipeline.errors import reason_of
 from saccade.pipeline.events.record import (
     Change,
     History,
@@ -199,15 +200,23 @@ class EventHub:
         with self._changed:
             entries = [one for one in self._listeners if one[1] in (None, record["stream"])]
         for listener in [listener for listener, _, history in entries if history or not past]:
-            try:
-                listener(record)
-            except Exception as error:
-                if id(listener) not in self._failing:  # log once until the listener works again
-                    log.warning(
-                        "an output for events of stream %s failed: %s",
-                        record["stream"],
-                        " ".join(str(error).split()) or type(error).__name__,
-                    )
-                self._failing.add(id(listener))
-            else:
-                self._failing.discard(id(listener))
+            notify(listener, record, self._failing, id(listener))
+
+
+def notify(listener: Listener, record: Mapping[str, Any], failing: set[int], key: int) -> None:
+    """Call a listener with an event record. An error is logged once, until the listener works again.
+
+    Args:
+        listener: the listener.
+        record: the event record.
+        failing: keys of the listeners whose last call failed.
+        key: key of this listener.
+    """
+    try:
+        listener(record)
+    except Exception as error:
+        if key not in failing:
+            log.warning("an output for events of stream %s failed: %s", record["stream"], reason_of(error))
+        failing.add(key)
+    else:
+        failing.discard(key)

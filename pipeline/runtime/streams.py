@@ -23,11 +23,11 @@ from saccade.pipeline.analytics.stages import Gate, Stage
 from saccade.pipeline.config import ListedStream, Prompts, ShareSettings
 from saccade.pipeline.config.queue_policy import QueuePolicy
 from saccade.pipeline.config.stream_names import check_free
-from saccade.pipeline.errors import StreamError, one_line
+from saccade.pipeline.errors import StreamError, one_line, reason_of
 from saccade.pipeline.runtime.output import Output, close_sinks
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.shared_threads import SharedThreads
-from saccade.pipeline.runtime.stats import Report
+from saccade.pipeline.runtime.stats import Report, Stats
 from saccade.sinks import Sink, SinkStatus
 from saccade.sources import LiveSource, Source, State, redact
 
@@ -98,7 +98,7 @@ def status_of(run: Run) -> StreamStatus:
     if source.decoder and (state == "live" or not isinstance(source, LiveSource)):
         detail = f"{info.codec} {info.width}x{info.height}, decoded by {source.decoder}"
     if run.ended:
-        state, reason = ("failed", redact(" ".join(str(error).split()))) if error else ("ended", None)
+        state, reason = ("failed", one_line(str(error))) if error else ("ended", None)
     elif (waited_s := run.waiting_s) > _STUCK_S:
         state, reason = "stuck", f"no result from the model for {waited_s:.0f} s"
     url = redact(info.url)
@@ -117,6 +117,13 @@ def status_of(run: Run) -> StreamStatus:
         run.config,
         frames=run.expected_frames,
     )
+
+
+def unopened_status(config: ListedStream, state: Literal["failed", "waiting"], reason: str | None) -> StreamStatus:
+    """Return the status of a stream that is not open."""
+    source = redact(config.source)
+    nothing = Stats().report({}, 0, {})
+    return StreamStatus(config.name or source, source, state, reason, True, 0, None, nothing, None, config)
 
 
 class Streams:
@@ -333,7 +340,7 @@ class Streams:
                 _end(run, _CLOSE_S)
             yield
         except Exception as error:
-            reason = one_line(str(error)) or type(error).__name__
+            reason = reason_of(error)
             raise
         finally:
             with self._lock:
