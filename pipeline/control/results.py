@@ -8,7 +8,6 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -79,12 +78,11 @@ class ResultReceiver:
     """
 
     def __init__(self, outputs: Sequence[Output], live: Callable[[str], bool]) -> None:
-        self._outputs = [replace(output, shared=True) for output in outputs]
+        self._outputs = outputs
         self._live = live
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()  # guards the attributes below; notified when a stream has ended
         self._streams: dict[str, tuple[OutputDelivery, threading.Semaphore]] = {}
         self._ending: list[str] = []
-        self._changed = threading.Condition(self._lock)  # notified when a stream has ended
 
     def take(self, data: bytes) -> None:
         """Process a pickled message of a worker: a result, or the end of a stream."""
@@ -104,7 +102,7 @@ class ResultReceiver:
 
     def end(self, stream: str) -> None:
         """Write the queued results of an ended stream, and notify the sinks that the stream has ended."""
-        with self._lock:
+        with self._changed:
             known = self._streams.pop(stream, None)
             if known is None:
                 return
@@ -119,13 +117,13 @@ class ResultReceiver:
 
     def close(self) -> None:
         """End all streams. Call this after the last result was received."""
-        with self._lock:
+        with self._changed:
             names = list(self._streams)
         for name in names:
             self.end(name)
 
     def _delivery(self, stream: str) -> OutputDelivery:
-        with self._lock:
+        with self._changed:
             known = self._streams.get(stream)
             if known is None:
                 ended = threading.Semaphore(0)  # released by each sink that is through
