@@ -37,8 +37,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -99,18 +99,12 @@ class Applied:
                 raise outcome.error
 
 
-class _Turn:
-    """A lock that serializes the changes of one stream. The lock exists only while a change uses it."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-
-
 class Controller:
     """Stores the desired state of a run, and makes a runner start, change and stop streams to match this state.
 
     Attributes:
         runner: runs the streams.
+        file: configuration file, or None.
 
     Args:
         runner: runs the streams.
@@ -140,7 +134,7 @@ class Controller:
         self._base = (base or RunConfig.model_construct()).resolved()
         self._desired = self._base if desired is None else desired.resolved()
         self._first = list(first)
-        self._file = file
+        self.file = file
         self._state = state
         self._save_at_once = save_at_once
         self._lock = threading.Lock()  # guards base, desired and the attributes below; never held while opening
@@ -148,7 +142,7 @@ class Controller:
         self._over: set[str] = set()  # streams that have ended by themselves
         self.finished: dict[str, Ended] = {}
         """How streams of the configuration have ended, by name."""
-        self._turns: WeakValueDictionary[str, _Turn] = WeakValueDictionary()  # locks of streams that are being changed
+        self._turns: WeakValueDictionary[str, Any] = WeakValueDictionary()  # locks of streams that are being changed
         self.endless = endless or not self._desired.streams
         """Whether the run continues without running streams, because streams can be added."""
 
@@ -170,11 +164,6 @@ class Controller:
     def streams(self) -> Streams:
         """The running streams of this process."""
         return self.local.streams
-
-    @property
-    def file(self) -> ConfigFile | None:
-        """The configuration file, or None."""
-        return self._file
 
     def stream(self, name: str) -> ListedStream:
         """Return the desired configuration of a stream, even if the stream has failed.
@@ -406,7 +395,7 @@ class Controller:
         Raises:
             ConfigError: if the text is invalid.
         """
-        edited = load_text(text) if self._file is None else self._file.parse(text)
+        edited = load_text(text) if self.file is None else self.file.parse(text)
         with self._lock:
             base, desired = self._base, self._desired
         changes = plan(desired, merge(base, edited.resolved(), desired))
@@ -447,20 +436,18 @@ class Controller:
                     outcomes.append(Outcome(change, status))
         return outcomes
 
-    @contextmanager
-    def _turn(self, name: str) -> Iterator[None]:
+    def _turn(self, name: str) -> AbstractContextManager[object]:
         with self._lock:
-            turn = self._turns.setdefault(name, _Turn())
-        with turn.lock:
-            yield
+            lock: AbstractContextManager[object] = self._turns.setdefault(name, threading.RLock())
+            return lock
 
     def _store(self, base: RunConfig, desired: RunConfig) -> None:
         """Store the next desired state on disk, then in memory. The caller must hold the lock."""
         kept = self._stored(desired)
         changed = bool(plan(self._stored(self._desired), kept))
-        if self._save_at_once and self._file is not None and changed:
+        if self._save_at_once and self.file is not None and changed:
             if plan(base, kept):
-                self._file.save(kept)
+                self.file.save(kept)
             base = kept
         elif self._state is not None and (changed or plan(self._base, base)):
             self._state.save(base, kept)
@@ -551,9 +538,9 @@ class Controller:
         return config.name
 
     def _required_file(self) -> ConfigFile:
-        if self._file is None:
+        if self.file is None:
             raise ConfigError("Saccade has no configuration file: start it with --config FILE")
-        return self._file
+        return self.file
 
 
 def _listed(config: StreamConfig, name: str) -> ListedStream:
