@@ -26,7 +26,7 @@ from saccade.engine.errors import EngineClosedError
 from saccade.pipeline.config import ListedStream, RunConfig
 from saccade.pipeline.config.queue_policy import NEWEST
 from saccade.pipeline.control.load import rss_bytes
-from saccade.pipeline.control.local import Local
+from saccade.pipeline.control.local import Local, own_targets
 from saccade.pipeline.control.plan import Change
 from saccade.pipeline.control.results import RelaySink
 from saccade.pipeline.control.runner import Ended, ModelInfo
@@ -514,7 +514,7 @@ def keep_outputs(name: str, config: ListedStream, each: Sequence[Target]) -> Non
         config: configuration of the stream.
         each: outputs with `{stream}` in the path, which are opened once per stream.
     """
-    for target in [target.of(name) for target in (*each, *map(Target, config.sinks))]:
+    for target in own_targets(config, each, name):
         path = target.path
         if path is None or not target.replaces or not path.is_file() or not path.stat().st_size:
             continue

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -178,7 +179,7 @@ class Local:
         if isinstance(change, Reopen) and change.keys - _OUTPUT_KEYS:
             self.open(change.stream, checked=checked).close()
         if isinstance(change, Reopen):
-            targets = self._files(change.stream, change.name)
+            targets = _files(change.stream, self._each, change.name)
             with self._lock:
                 self._check_files(change.name, targets, change.stream.source)
         return None
@@ -209,7 +210,7 @@ class Local:
             StreamError: if the name is in use, or too many streams are running.
         """
         name = _name(stream)
-        self._note(name, self._files(stream.config, name))
+        self._note(name, _files(stream.config, self._each, name))
         self._begin(name, stream)
         return stream.start(self.streams)
 
@@ -260,7 +261,7 @@ class Local:
         name = _name(stream)
         with stream, self.streams.reserve(name):
             self._begin(name, stream)
-            files = self._files(stream.config, name)
+            files = _files(stream.config, self._each, name)
             with self._lock:
                 self._check_files(name, files, stream.config.source)
                 check_frames(files, stream.source.info)
@@ -460,9 +461,6 @@ class Local:
         except StreamError:
             return None
 
-    def _files(self, stream: ListedStream, name: str) -> list[Target]:
-        return [*_own_targets(stream, self._each, name), *_written_by_stages(stream, name)]
-
     def _check_files(self, name: str, targets: Sequence[Target], source: str) -> None:
         """Check that no output of a stream overwrites a source or an output file of another stream."""
         others = [status.source for status in self.streams.snapshot() if status.name != name]
@@ -519,11 +517,9 @@ def opened_local(
             media = MediaWriter(store.media_folder, hub.publish)
             stack.callback(media.close)
         sources = {name: stack.enter_context(open_source_of(stream)) for name, stream in streams.items()}
-        every = [target for name, stream in streams.items() for target in _own_targets(stream, each, name)]
-        every += [target for name, stream in streams.items() for target in _written_by_stages(stream, name)]
-        check_targets([*shared, *every], [stream.source for stream in streams.values()])
-        for name, stream in streams.items():
-            own = [*_own_targets(stream, each, name), *_written_by_stages(stream, name)]
+        files = {name: _files(stream, each, name) for name, stream in streams.items()}
+        check_targets([*shared, *chain(*files.values())], [stream.source for stream in streams.values()])
+        for name, own in files.items():
             check_frames([*own, *shared], sources[name].info)
         engine = stack.enter_context(load_engine(config, progress))
         ask = stack.enter_context(load_engine(config.ask, progress)) if config.ask else None
@@ -608,7 +604,7 @@ def opened_store(config: RunConfig, *, keep_open: bool = False) -> Iterator[Even
 
 def open_outputs(stream: OpenedStream, each: Sequence[Target], hub: EventHub) -> None:
     """Open the outputs of one stream, and assign them to the stream. The stream closes them, even after an error."""
-    for target in _own_targets(stream.config, each, _name(stream)):
+    for target in own_targets(stream.config, each, _name(stream)):
         output = open_output(target, stream.source, stream.config.vid_stride)
         stream.outputs.append(output)
         if isinstance(output.sink, SupportsEvents):
@@ -623,13 +619,12 @@ def _name(stream: OpenedStream) -> str:
     return stream.config.name or stream.source.name
 
 
-def _own_targets(stream: ListedStream, each: Sequence[Target], name: str) -> list[Target]:
+def own_targets(stream: ListedStream, each: Sequence[Target], name: str) -> list[Target]:
+    """Return the outputs of one stream, of which `each` has those with `{stream}` in the path."""
     return [target.of(name) for target in (*each, *map(Target, stream.sinks))]
 
 
-def _written_by_stages(stream: ListedStream, name: str) -> list[Target]:
-    """Return the output files that the stages of a stream write, such as heatmaps.
-
-    No sink is opened for these files.
-    """
-    return [Target(stream.heatmap, HEATMAP).of(name)] if stream.heatmap else []
+def _files(stream: ListedStream, each: Sequence[Target], name: str) -> list[Target]:
+    """Return the outputs of a stream, including files that its stages write, such as heatmaps."""
+    written = [Target(stream.heatmap, HEATMAP).of(name)] if stream.heatmap else []
+    return [*own_targets(stream, each, name), *written]
