@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from saccade.engine.errors import EngineError
+from saccade.pipeline.bench.common import Measurement
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,7 +30,7 @@ class DecodeRow:
 
 
 @dataclass(slots=True, frozen=True)
-class DecodeBench:
+class DecodeBench(Measurement):
     """Results of the decode benchmark.
 
     `bandwidth` is the memory bandwidth in bytes per second (reads plus writes). `length` is the number of keys per
@@ -43,10 +43,6 @@ class DecodeBench:
     length: int
     bandwidth: float
     rows: tuple[DecodeRow, ...]
-
-    def as_json(self) -> str:
-        """Return all fields of the decode benchmark as a JSON object."""
-        return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
         """Return the results of the decode benchmark as a table."""

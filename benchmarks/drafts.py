@@ -6,10 +6,9 @@ with predefined answers in which some boxes change. Predefined answers need no t
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from saccade.engine.tasks import Detect
 from saccade.engine.tasks.objects import BoxesOutput
 from saccade.engine.tasks.task import FedValue, OutputState, Sampled
 from saccade.pipeline.asset_files import DEMO_CLIP
-from saccade.pipeline.bench.common import images_of
+from saccade.pipeline.bench.common import Measurement, images_of
 from saccade.pipeline.bench.load_generator import open_engine
 from saccade.sources import RgbImage, open_source
 
@@ -77,17 +76,13 @@ class ScriptedRow:
 
 
 @dataclass(slots=True, frozen=True)
-class DraftsBench:
+class DraftsBench(Measurement):
     """Results of the drafts benchmark: on video clips, and with predefined answers."""
 
     model: str
     device: str
     dtype: str
     rows: tuple[ClipRow | ScriptedRow, ...]
-
-    def as_json(self) -> str:
-        """Return all fields of the drafts benchmark as a JSON object."""
-        return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
         """Return the results of the drafts benchmark as tables."""

@@ -12,13 +12,14 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from saccade.pipeline.bench.common import Measurement
 from saccade.pipeline.config.file import load
 from saccade.pipeline.errors import ConfigError, RunFailed
 from saccade.pipeline.run import opened_run
@@ -29,7 +30,7 @@ _LONG_S = 60.0
 
 
 @dataclass(slots=True, frozen=True)
-class BeginBench:
+class BeginBench(Measurement):
     """Event latencies in milliseconds.
 
     Attributes:
@@ -56,10 +57,6 @@ class BeginBench:
     parts: dict[str, float]
     frame_p50_ms: float
     frame_p95_ms: float
-
-    def as_json(self) -> str:
-        """Return all fields of the event benchmark as a JSON object."""
-        return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
         """Return a summary of the event latencies in three lines."""

@@ -5,17 +5,17 @@ Saccade and a plain PyAV decoding loop run at the same time, so that both have t
 
 from __future__ import annotations
 
-import json
 import statistics
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import av
 import av.error
 import numpy as np
 
+from saccade.pipeline.bench.common import Measurement
 from saccade.pipeline.runtime.stream import open_once
 from saccade.sources import RgbImage, Source, SourceError
 
@@ -25,7 +25,7 @@ _PLAUSIBLE_MS = 30_000  # a clock that differs by more than this is no clock
 
 
 @dataclass(slots=True, frozen=True)
-class IngestBench:
+class IngestBench(Measurement):
     """Latencies from the sender to the decoded frame in milliseconds. They are None if the send time is unknown.
 
     Attributes:
@@ -45,10 +45,6 @@ class IngestBench:
     pyav_frames: int
     pyav_median_ms: float | None
     pyav_p95_ms: float | None
-
-    def as_json(self) -> str:
-        """Return all fields of the ingest benchmark as a JSON object."""
-        return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
         """Return a summary of the frame latencies in three lines."""

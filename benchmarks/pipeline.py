@@ -11,7 +11,7 @@ import statistics
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from websockets.sync.client import connect
 
 from saccade.engine import ModelInfo
 from saccade.engine.results import Result
+from saccade.pipeline.bench.common import Measurement
 from saccade.pipeline.config import RunConfig
 from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.runtime.output import Output
@@ -36,7 +37,7 @@ _LONG_S = 30.0
 
 
 @dataclass(slots=True, frozen=True)
-class PipelineBench:
+class PipelineBench(Measurement):
     """Latencies from the decoder to the client in milliseconds, without the inference time of the model.
 
     Attributes:
@@ -58,10 +59,6 @@ class PipelineBench:
     before_ms: float
     after_ms: float
     model_ms: float
-
-    def as_json(self) -> str:
-        """Return all fields of the pipeline benchmark as a JSON object."""
-        return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
         """Return a summary of the pipeline latencies in two lines."""

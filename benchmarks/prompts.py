@@ -5,17 +5,16 @@ Prompts on the same image share its prefill and its KV cache pages.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from saccade.engine.tasks import Detect
 from saccade.pipeline.asset_files import DEMO_CLIP
-from saccade.pipeline.bench.common import images_of
+from saccade.pipeline.bench.common import Measurement, images_of
 from saccade.pipeline.bench.load_generator import OPEN_LABELS, open_engine
 from saccade.sources import RgbImage
 
@@ -46,17 +45,13 @@ class PromptsRow:
 
 
 @dataclass(slots=True, frozen=True)
-class PromptsBench:
+class PromptsBench(Measurement):
     """Results of the prompts benchmark for each number of prompts, with the model and its device."""
 
     model: str
     device: str
     dtype: str
     rows: list[PromptsRow]
-
-    def as_json(self) -> str:
-        """Return all fields of the prompts benchmark as a JSON object."""
-        return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
         """Return the results of the prompts benchmark as a table."""

@@ -11,7 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from benchmarks.far_scene import PLACES, FarScene, Image, Rect, random_places, r
 from saccade.engine import Detect, Engine, Window
 from saccade.pipeline.analytics.saccades.stage import SaccadeSettings, SaccadeStage
 from saccade.pipeline.asset_files import DEMO_CLIP
+from saccade.pipeline.bench.common import Measurement
 from saccade.sources import Frame
 
 FPS = 10
@@ -58,14 +59,10 @@ class FarRow:
 
 
 @dataclass(slots=True, frozen=True)
-class FarBench:
+class FarBench(Measurement):
     """Results of the saccades benchmark, one row per maximum number of windows."""
 
     rows: tuple[FarRow, ...]
-
-    def as_json(self) -> str:
-        """Return all fields of the saccades benchmark as a JSON object."""
-        return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
         """Return the results of the saccades benchmark as a table."""

@@ -6,10 +6,9 @@ thirty has a low score. The measured time is the CPU time of the thread.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -20,6 +19,7 @@ from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.settings import AnalyticsSettings
 from saccade.pipeline.analytics.track import TrackStage
 from saccade.pipeline.analytics.tracker import Tracker, TrackerSettings
+from saccade.pipeline.bench.common import Measurement
 from saccade.pipeline.events.settings import EventSettings
 from saccade.pipeline.events.stage import EventStage
 from saccade.sources import Frame
@@ -63,15 +63,11 @@ class StepCost:
 
 
 @dataclass(slots=True, frozen=True)
-class TrackBench:
+class TrackBench(Measurement):
     """Results of the track benchmark, one row per stage and number of objects."""
 
     frames: int
     costs: tuple[StepCost, ...]
-
-    def as_json(self) -> str:
-        """Return all fields of the track benchmark as a JSON object."""
-        return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
         """Return the results of the track benchmark as a table."""

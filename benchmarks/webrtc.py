@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import fractions
-import json
 import statistics
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import av
@@ -23,6 +22,7 @@ from aiortc import RTCConfiguration, RTCPeerConnection, RTCRtpSender, RTCSession
 from aiortc.mediastreams import MediaStreamError
 
 from benchmarks.ingest import CLOCK_BITS, burnt_in_age_ms
+from saccade.pipeline.bench.common import Measurement
 from saccade.sources import SourceError
 from saccade.sources.webrtc.listener import WebRtcListener
 from saccade.sources.webrtc.peer import choose_addresses
@@ -38,7 +38,7 @@ _ENCODERS = {
 
 
 @dataclass(slots=True, frozen=True)
-class WebRtcBench:
+class WebRtcBench(Measurement):
     """Latencies from a WebRTC sender to the decoded frame in milliseconds, including the encoding time.
 
     Attributes:
@@ -57,10 +57,6 @@ class WebRtcBench:
     aiortc_frames: int
     aiortc_median_ms: float
     aiortc_p95_ms: float
-
-    def as_json(self) -> str:
-        """Return all fields of the WebRTC benchmark as a JSON object."""
-        return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
         """Return a summary of the frame latencies in three lines."""

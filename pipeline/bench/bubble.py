@@ -16,15 +16,14 @@ number of rows per step at both depths. The table shows the mean number of rows 
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from saccade.pipeline.asset_files import DEMO_CLIP
-from saccade.pipeline.bench.common import images_of
+from saccade.pipeline.bench.common import Measurement, images_of
 from saccade.pipeline.bench.load_generator import (
     Job,
     Measured,
@@ -84,7 +83,7 @@ class BubbleRow:
 
 
 @dataclass(slots=True, frozen=True)
-class BubbleBench:
+class BubbleBench(Measurement):
     """The results of the benchmark of pipelining host and device.
 
     Attributes:
@@ -98,10 +97,6 @@ class BubbleBench:
     dtype: str
     conf: float
     rows: list[BubbleRow]
-
-    def as_json(self) -> str:
-        """Return all fields as a JSON object."""
-        return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
         """Return the results as a table."""

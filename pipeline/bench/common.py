@@ -1,13 +1,17 @@
-"""Code that several benchmarks use: parsing of command-line flags, and test images."""
+"""Code that several benchmarks use: parsing of command-line flags, test images, and results as JSON."""
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import asdict, dataclass
 from itertools import islice
 
 import cv2
 import numpy as np
 
+from saccade.engine.tasks import Detect
+from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.errors import ConfigError
 from saccade.sources import RgbImage, open_source
 
@@ -81,6 +85,15 @@ def parse_weights(text: str, flag: str) -> list[float]:
     return [float(part) for part in parts]
 
 
+@dataclass(slots=True, frozen=True)
+class Measurement:
+    """The results of a benchmark."""
+
+    def as_json(self) -> str:
+        """Return all fields as a JSON object."""
+        return json.dumps(asdict(self), indent=2)
+
+
 def images_of(source: str, width: int, height: int, count: int = _IMAGES) -> list[RgbImage]:
     """Return every tenth frame of a source, scaled to `width` × `height` pixels.
 
@@ -98,3 +111,15 @@ def images_of(source: str, width: int, height: int, count: int = _IMAGES) -> lis
             np.asarray(cv2.resize(frame.image, (width, height), interpolation=cv2.INTER_AREA), dtype=np.uint8)
             for frame in islice(frames, count)
         ]
+
+
+def distinct_images(size: tuple[int, int]) -> list[RgbImage]:
+    """Return 64 different images of the demo clip, so that no work of one image can be reused for another."""
+    shown = images_of(str(DEMO_CLIP), *size)
+    dice = np.random.default_rng(0)
+    return [np.roll(shown[i % len(shown)], int(dice.integers(1, size[0])), axis=1) for i in range(64)]
+
+
+def person_task(objects: int | None) -> Detect:
+    """Return a task that detects persons. Each answer has `objects` objects; None lets the model decide."""
+    return Detect("person") if objects is None else Detect("person", objects, conf=0.0)

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from saccade.engine.tasks import Detect
-from saccade.pipeline.bench.common import images_of
+from saccade.pipeline.bench.common import Measurement, images_of
 from saccade.pipeline.config import RunConfig
 from saccade.pipeline.runtime.tasks import tasks_for
-
-if TYPE_CHECKING:
-    pass
 
 WARM_UP = 20  # CPU replay is recorded by then, see `engine.cpu.replay`
 
 
 @dataclass(slots=True, frozen=True)
-class FrameBench:
+class FrameBench(Measurement):
     """The measured latency of single images, in milliseconds.
 
     Attributes:
@@ -46,10 +41,6 @@ class FrameBench:
     prefill_ms: float
     decode_ms: float
     boxes: float
-
-    def as_json(self) -> str:
-        """Return all fields as a JSON object."""
-        return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
         """Return the latency as two lines of text."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
-from saccade.engine.tasks import Detect
-from saccade.pipeline.asset_files import DEMO_CLIP
-from saccade.pipeline.bench.common import images_of
+from saccade.pipeline.bench.common import Measurement, distinct_images, person_task
 from saccade.pipeline.bench.load_generator import ClosedLoop, RandomWindows, dtypes_of, open_engine
 
 
@@ -35,7 +32,7 @@ class ThroughputRow:
 
 
 @dataclass(slots=True, frozen=True)
-class ThroughputBench:
+class ThroughputBench(Measurement):
     """The results of the throughput benchmark, from `time_throughput`.
 
     `saccades` is the number of windows per image. `boxes` is the mean number of boxes per image, or the fixed number of
@@ -50,10 +47,6 @@ class ThroughputBench:
     boxes: float
     saccades: int
     rows: tuple[ThroughputRow, ...]
-
-    def as_json(self) -> str:
-        """Return all fields as a JSON object."""
-        return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
         """Return the results as a table."""
@@ -76,7 +69,6 @@ def time_throughput(
     *,
     dtype: str | None = None,
     kv_dtype: str | None = None,
-    label: str = "person",
     objects: int | None = None,
     size: tuple[int, int] = (640, 360),
     seconds: float = 5.0,
@@ -90,7 +82,6 @@ def time_throughput(
         counts: numbers of streams to measure.
         dtype: see `Engine.load`.
         kv_dtype: see `Engine.load`.
-        label: label to detect.
         objects: fixed number of objects per answer; None lets the model decide.
         size: size of the images, in pixels.
         seconds: duration of each measurement, in seconds.
@@ -99,13 +90,9 @@ def time_throughput(
     Raises:
         EngineError: if the model cannot be loaded.
     """
-    shown = images_of(str(DEMO_CLIP), *size)
-    dice = np.random.default_rng(0)
-    # No two images are equal, so that no work of one image can be reused for another.
-    images = [np.roll(shown[i % len(shown)], int(dice.integers(1, size[0])), axis=1) for i in range(64)]
+    images, task = distinct_images(size), person_task(objects)
     rows, boxes = [], 0.0
     with open_engine(model, device, dtype=dtype, kv_dtype=kv_dtype) as engine:
-        task = Detect(label) if objects is None else Detect(label, objects, conf=0.0)
         for image in images[:3]:
             engine.submit(image, [task]).result()
         for streams in counts:

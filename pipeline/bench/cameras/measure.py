@@ -19,13 +19,11 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from saccade.engine.core.admission import StreamSettings
 from saccade.engine.tasks import Detect
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.bench.cameras.report import CameraLog, CameraRow, CamerasBench, summarize
-from saccade.pipeline.bench.common import images_of
+from saccade.pipeline.bench.common import distinct_images, images_of, person_task
 from saccade.pipeline.bench.load_generator import RandomWindows, dtypes_of, open_engine
 from saccade.sources import RgbImage
 
@@ -55,7 +53,6 @@ def time_cameras(
     load: float | None = None,
     weights: Sequence[float] = (1.0,),
     objects: int | None = None,
-    label: str = "person",
     size: tuple[int, int] = (640, 360),
     saccades: int = 0,
 ) -> CamerasBench:
@@ -73,28 +70,20 @@ def time_cameras(
         load: scale the frame rates so that their sum is this multiple of the model's throughput in a closed loop.
         weights: scheduling weights of the cameras. If there are more cameras than weights, the weights repeat.
         objects: fixed number of objects per answer; None lets the model decide.
-        label: label to detect.
         size: size of the images, in pixels.
         saccades: number of windows per frame, at random positions.
 
     Raises:
         EngineError: if the model cannot be loaded.
     """
-    images, large, task = shown_images(size, objects, label)
+    images, large, task = shown_images(size, objects)
     with open_engine(model, device, dtype=dtype, kv_dtype=kv_dtype) as engine:
         return run_cameras(engine, images, large, task, streams, fps, seconds, deadline_ms, load, weights, saccades)
 
 
-def shown_images(
-    size: tuple[int, int], objects: int | None = None, label: str = "person"
-) -> tuple[list[RgbImage], list[RgbImage], Detect]:
+def shown_images(size: tuple[int, int], objects: int | None) -> tuple[list[RgbImage], list[RgbImage], Detect]:
     """Return the images of the normal cameras, the images of the camera with 4K resolution, and the detection task."""
-    shown = images_of(str(DEMO_CLIP), *size)
-    dice = np.random.default_rng(0)
-    images = [np.roll(shown[i % len(shown)], int(dice.integers(1, size[0])), axis=1) for i in range(64)]
-    large = images_of(str(DEMO_CLIP), *_LARGE_SIZE, count=2)
-    task = Detect(label) if objects is None else Detect(label, objects, conf=0.0)
-    return images, large, task
+    return distinct_images(size), images_of(str(DEMO_CLIP), *_LARGE_SIZE, count=2), person_task(objects)
 
 
 def run_cameras(

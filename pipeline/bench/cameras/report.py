@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from saccade.engine.errors import DeadlineError, SupersededError
+from saccade.pipeline.bench.common import Measurement
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class CameraRow:
 
 
 @dataclass(slots=True, frozen=True)
-class CamerasBench:
+class CamerasBench(Measurement):
     """The results of the benchmark with simulated cameras, from `time_cameras`.
 
     Attributes:
@@ -72,10 +72,6 @@ class CamerasBench:
     deadlines_met: float
     cpu_ms: float
     rows: tuple[CameraRow, ...]
-
-    def as_json(self) -> str:
-        """Return all fields as a JSON object."""
-        return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
         """Return the results as a table."""
