@@ -207,7 +207,7 @@ class EventStore(EventReader):
 
     def delete(self, event: str) -> bool:
         """Delete an event and its media files. Return False if the event ID is unknown."""
-        return bool(self._result(self._do(lambda db: self._delete(db, [event]), frees=True)))
+        return bool(self._wait(lambda db: self._delete(db, [event]), frees=True))
 
     def judge(self, event: str, *, false_alarm: bool) -> str | None:
         """Mark an event as a false alarm, or remove the mark.
@@ -220,10 +220,8 @@ class EventStore(EventReader):
         Raises:
             ValueError: if the event has no box.
         """
-        found: str | ValueError | None = self._result(self._do(lambda db: self._judge(db, event, false_alarm)))
-        if isinstance(found, ValueError):
-            raise found
-        return found
+        stream: str | None = self._wait(lambda db: self._judge(db, event, false_alarm))
+        return stream
 
     def verdict_on(self, event: str) -> Verdict | None:
         """Return the false-alarm mark that `judge` would store for an event, without storing it.
@@ -233,22 +231,20 @@ class EventStore(EventReader):
         Raises:
             ValueError: if the event has no box.
         """
-        found: Verdict | ValueError | None = self._result(self._do(lambda db: self._verdict_on(db, event)))
-        if isinstance(found, ValueError):
-            raise found
-        return found
+        verdict: Verdict | None = self._wait(lambda db: self._verdict_on(db, event))
+        return verdict
 
     def keep_verdict(self, verdict: Verdict) -> None:
         """Store the false-alarm mark of an event that is in another store; see `judge`."""
-        self._result(self._do(lambda db: self._keep_verdict(db, verdict)))
+        self._wait(lambda db: self._keep_verdict(db, verdict))
 
     def flush(self) -> None:
         """Wait until every queued record is stored."""
-        self._result(self._do(lambda db: None))
+        self._wait(lambda db: None)
 
     def prune(self) -> int:
         """Delete expired events, and the oldest events beyond the size limit. Return the number of deleted events."""
-        count: int = self._result(self._do(self._prune, frees=True))
+        count: int = self._wait(self._prune, frees=True)
         return count
 
     def close(self) -> None:
@@ -360,11 +356,15 @@ class EventStore(EventReader):
         self._identity, self._size = (found.st_dev, found.st_ino), found.st_size
         return db
 
-    def _result(self, done: Future[Any]) -> Any:
+    def _wait(self, write: Write, *, frees: bool = False) -> Any:
+        """Run a write in the store's thread. Return its result, or raise the result if it is a ValueError."""
         try:
-            return done.result(LONG_S)
+            found = self._do(write, frees=frees).result(LONG_S)
         except TimeoutError:
             raise StoreError(f"{self._path}: the disk does not respond", disk=True) from None
+        if isinstance(found, ValueError):
+            raise found
+        return found
 
     def _do(self, write: Write, *, lasting: bool = False, frees: bool = False) -> Future[Any]:
         job = _Job(write, lasting, frees)
@@ -408,7 +408,8 @@ class EventStore(EventReader):
             jobs = [job for job in batch if job is not None]
             found, self._unreadable = self._unreadable, None
             if found is not None and found[1] == self._generation:
-                self._mend(found[0])
+                if is_index_damaged(found[0]) or not is_sound(self._db):  # otherwise the read error was temporary
+                    self._begin_anew(found[0])
             elif (trouble := self._trouble_with_file()) is not None:
                 self._begin_anew(trouble)
             if self._unwritten and (ending or time.monotonic() >= self._retry_at):
@@ -467,13 +468,6 @@ class EventStore(EventReader):
 
     def _db_is_closed(self, error: Exception) -> bool:
         return isinstance(error, sqlite3.ProgrammingError) and "closed" in str(error)
-
-    def _mend(self, error: Exception) -> bool:
-        """After a read error, check the database and replace it if it is corrupt. The read error can be temporary.
-
-        Return False if a corrupt database cannot be replaced now.
-        """
-        return (is_sound(self._db) and not is_index_damaged(error)) or self._begin_anew(error)
 
     def _begin_anew(self, why: object) -> bool:
         damaged = self._db
@@ -572,12 +566,8 @@ class EventStore(EventReader):
     def _recover(self, keep_open: bool) -> None:
         """Create the schema, end events that were left open, and update the stored media states from the files."""
         begun = time.time()
-        with closing(self._connect()) as db:
+        with closing(self._connect()) as db, db:
             migrate(db, LADDER)
-            self._recover_from(db, keep_open, begun)
-
-    def _recover_from(self, db: sqlite3.Connection, keep_open: bool, begun: float) -> None:
-        with db:
             db.execute(f"PRAGMA user_version = {len(LADDER)}")  # also checks that the file is writable
             self._stored_at = db.execute("SELECT coalesce(max(stored_at), 0) FROM events").fetchone()[0]
             newest = [found[0] for one in _LAST_KEPT if (found := db.execute(one).fetchone()) is not None]
@@ -673,8 +663,8 @@ class EventStore(EventReader):
         text = " ".join((record["label"], record["rule"], *found))
         indexed = record["stream"], record["rule"], record["label"], zones, text
         columns = "row, record, stream, rule, label, zones, text"
-        old = db.execute(f"SELECT {columns} FROM events WHERE id = ?", (record["id"],))
-        if (row := old.fetchone()) is None:
+        stored = db.execute(f"SELECT {columns} FROM events WHERE id = ?", (record["id"],)).fetchone()
+        if stored is None:
             pending = any(record[f"has_{kind}"] for kind in MEDIA)
             times = record["start_time"], record["end_time"], self._now(), self._clock(), expires_at
             names = "id, stream, rule, label, zones, text, start_time, end_time"
@@ -684,24 +674,20 @@ class EventStore(EventReader):
                 f"INSERT INTO events ({names}) VALUES ({marks})",
                 (record["id"], *indexed, *times, pending, json.dumps(record)),
             ).lastrowid
+        else:
+            number, known, *words = stored
+            before = json.loads(known)
+            record = {**record, **{key: before[key] for kind in MEDIA for key in (kind, f"has_{kind}")}}
             db.execute(
-                "INSERT INTO words (rowid, stream, rule, label, zones, text) VALUES (?, ?, ?, ?, ?, ?)",
-                (number, *indexed),
+                "UPDATE events SET label = ?, zones = ?, text = ?, end_time = ?, record = ? WHERE row = ?",
+                (record["label"], zones, text, record["end_time"], json.dumps(record), number),
             )
-            return
-        number, known, *words = row
-        before = json.loads(known)
-        record = {**record, **{key: before[key] for kind in MEDIA for key in (kind, f"has_{kind}")}}
-        db.execute(
-            "UPDATE events SET label = ?, zones = ?, text = ?, end_time = ?, record = ? WHERE row = ?",
-            (record["label"], zones, text, record["end_time"], json.dumps(record), number),
-        )
-        if tuple(words) != indexed:
+            if tuple(words) == indexed:
+                return
             db.execute("DELETE FROM words WHERE rowid = ?", (number,))
-            db.execute(
-                "INSERT INTO words (rowid, stream, rule, label, zones, text) VALUES (?, ?, ?, ?, ?, ?)",
-                (number, *indexed),
-            )
+        db.execute(
+            "INSERT INTO words (rowid, stream, rule, label, zones, text) VALUES (?, ?, ?, ?, ?, ?)", (number, *indexed)
+        )
 
     def _prune(self, db: sqlite3.Connection) -> int:
         now = self._clock()
