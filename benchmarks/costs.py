@@ -61,10 +61,10 @@ class MoondreamCosts:
         return None if moe is None or layer < moe.start_layer else moe
 
     def _attention(self) -> int:
-        """Return the number of attention weights per layer."""
+        """Return the number of parameters of the attention projections (Q, K, V and output) of one layer."""
         text = self._config.text
         return text.dim * ((text.n_heads + 2 * text.n_kv_heads) * text.head_dim + text.dim)
 
     def _expert(self, moe: ExpertsConfig) -> int:
-        """Return the number of weights of one expert."""
+        """Return the number of parameters of one expert."""
         return 3 * self._config.text.dim * moe.expert_inner_dim

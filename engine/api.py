@@ -478,7 +478,7 @@ class Engine:
         self.close()
 
     def expand(self, task: Task) -> Sequence[Task]:
-        """Return one task for each class of the model that matches the label of a task. 'truck or bus' gives two tasks.
+        """Split a task into one task per class of the model. The label 'truck or bus' gives two tasks.
 
         Raises:
             UnsupportedTaskError: if the model does not support the task.

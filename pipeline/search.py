@@ -241,7 +241,7 @@ class SnapshotAsker:
             if tasks:
                 return list(tasks)
         raise ConfigError(
-            f"{self._engine.model.name} has no class for '{text}'; use a model that answers questions: {reason}"
+            f"{self._engine.model.name} has no class for '{text}' ({reason}); use a model that answers questions"
         )
 
 

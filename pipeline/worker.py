@@ -331,7 +331,7 @@ class Worker:
         try:
             found = dict(self._searcher.match(text, events))
         except EngineClosedError:
-            raise AwayError("the worker is shutting down; try again in some seconds") from None
+            raise AwayError("the worker is shutting down; try again in a few seconds") from None
         return [found[event] for event in events]
 
     def report(self) -> Report:
@@ -425,7 +425,7 @@ class WorkerActor:
     @property
     def _running(self) -> Worker:
         if self._worker is None:
-            raise AwayError("the worker is starting; try again in some seconds")
+            raise AwayError("the worker is starting; try again in a few seconds")
         return self._worker
 
     def _start(self, settings: WorkerSettings, wanted: Sequence[str]) -> Ready:

@@ -37,16 +37,16 @@ class DisplaySink:
         self._title = title
         self._shown = False
         if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-            raise SinkError("no screen found (neither DISPLAY nor WAYLAND_DISPLAY is set); write to a file instead")
+            raise SinkError("no display found (neither DISPLAY nor WAYLAND_DISPLAY is set); write to a file instead")
         # The window toolkit ends the whole process when the screen refuses it, so a child process tries first.
         try:
             probe = subprocess.run(
                 [sys.executable, "-c", _PROBE], capture_output=True, timeout=_PROBE_TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired:
-            raise SinkError("the screen does not respond; write to a file instead") from None
+            raise SinkError("the display does not respond; write to a file instead") from None
         if probe.returncode != 0:
-            raise SinkError("no window can be opened on this screen; write to a file instead")
+            raise SinkError("cannot open a window on the display; write to a file instead")
 
     @classmethod
     def open(cls, target: str, hints: SourceHints) -> Self:

@@ -96,7 +96,7 @@ def open_sink(
         return kind.open(text, hints)
     scheme, separator, _ = text.partition("://")
     if text.partition(":")[0].lower() == "whep":
-        raise SinkError("the sink whep: is supported only by `saccade run --sink whep:PORT`")
+        raise SinkError("a whep sink works only with the command `saccade run --sink whep:PORT`")
     if separator:
         known = ", ".join(kind.schemes[0] for kind in SINKS if kind.schemes)
         raise SinkError(

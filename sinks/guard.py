@@ -1,4 +1,4 @@
-"""Isolates a failing sink: pauses it, counts lost results and retries it, so that the run continues."""
+"""Isolates a failing sink: pauses it, counts dropped results and retries it, so that the run continues."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class SinkStatus:
 class SinkGuard:
     """Writes to one sink and handles its failures. Thread-safe if the sink is shared.
 
-    The first failure is logged and pauses the sink. While the sink is paused, results are counted as lost. After a
+    The first failure is logged and pauses the sink. While the sink is paused, results are dropped and counted. After a
     back-off of 0.5 to 30 s, the next result is written as a trial. The sink is `ok` again after 5 s without a failure.
-    The next written frame adds the number of lost results to `dropped_before`. Only `SinkClosedError` and the errors of
-    a `CallbackSink`, which come from the user's program, are raised.
+    The next written frame adds the number of dropped results to `dropped_before`. Only `SinkClosedError` and the errors
+    of a `CallbackSink`, which come from the user's program, are raised.
 
     Args:
         sink: the sink to write to. The caller opens and closes the sink.
@@ -108,7 +108,7 @@ class SinkGuard:
         return self._state == "paused"
 
     def end(self, stream: str) -> tuple[int, str]:
-        """Remove a stream. Return the number of its lost results, and the reason for the last loss."""
+        """Remove a stream. Return the number of its dropped results, and the reason for the last drop."""
         with self._lock:
             self._lost_since.pop(stream, None)
             return self._lost_of.pop(stream, 0), self._last_reason

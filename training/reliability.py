@@ -141,9 +141,9 @@ def _around(shown: tuple[int, int, int, int], size: tuple[int, int], dice: np.ra
 
 
 def _placed(box: Sequence[float], at: Rect) -> Rect:
-    """Convert a box from fractions of an image to fractions of the frame.
+    """Convert a box from normalized coordinates of a crop to normalized coordinates of the frame.
 
-    `at` is (x, y, width, height) of the image.
+    `at` is the crop's (x, y, width, height) as fractions of the frame.
     """
     x1, y1, x2, y2 = box[:4]
     return at[0] + x1 * at[2], at[1] + y1 * at[3], at[0] + x2 * at[2], at[1] + y2 * at[3]

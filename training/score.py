@@ -177,7 +177,7 @@ def _score(name: str, sheets: Sequence[_Sheet]) -> ClassScore:
 
 
 def _match(sheets: Sequence[_Sheet]) -> Any:
-    """Match detections with labels of one class by COCO's rules. Uncertain boxes are treated as crowd regions."""
+    """Match detections with the labels of one class by COCO's rules. Uncertain labels are crowd regions (ignored)."""
     coco_api, coco_eval = _coco()
     labels: list[dict[str, Any]] = []
     finds: list[dict[str, Any]] = []

@@ -451,7 +451,7 @@ def load_vllm(config: Config, folder: str) -> Iterator[Program]:
 
 
 def _measure(program: str, config: str, folder: str, requests: int, images: int) -> None:
-    """Measure one program in this process and print `["figure", value]` lines."""
+    """Benchmark one program (Saccade or vLLM) in this process. Print each metric as a JSON line `[name, value]`."""
     chosen = CONFIGS[config]
     loaded: AbstractContextManager[Program]
     loaded = load_vllm(chosen, folder) if program == "vllm" else load_saccade(chosen)

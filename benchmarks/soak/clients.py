@@ -43,7 +43,7 @@ class Visits:
         self._chance = random.Random(seed)
 
     async def run(self) -> None:
-        """Run client visits in random order until the task is cancelled."""
+        """Run clients in random order until the task is cancelled."""
         kinds: list[Callable[[httpx.AsyncClient], Awaitable[None]]] = [
             self.get,
             self.events,

@@ -228,7 +228,7 @@ class Scheduler(Generic[ImageT]):
             window.image, window.prepare = image, None
 
     def _plan(self, request: Request[ImageT]) -> None:
-        """Divide a queued request into images and tiles (prefill windows). An error ends the request."""
+        """Create the prefill windows of a queued request (its image and tiles). On failure, end it with an error."""
         try:
             request.windows = request.make_windows(request)
         except Exception as error:  # an error in a task fails only its request

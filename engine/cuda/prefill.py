@@ -72,7 +72,7 @@ class PrefillOps:
         self.before: torch.Tensor | None = None
 
     def _is_last(self, layer: PackedLayer) -> bool:
-        """Return whether this is the last layer, which needs no image rows after attention."""
+        """Return whether this is the last layer. After its attention, hidden states of image tokens are not needed."""
         return self._prefix_rows > 0 and layer.number == len(self._blocks.layers) - 1
 
     def norm(self, layer: PackedLayer) -> _Prefilled:

@@ -2,9 +2,9 @@
 
 The engine processes all prompts on all images concurrently.
 
-The reference lists another object if the coordinate token is more likely than the end token. The engine also ends the
-list if a score is below 0.5. The engine's list may therefore be shorter. The report counts shorter lists as `stopped
-sooner`.
+The reference ends a list of objects if the end token is more likely than the coordinate token of another object. The
+engine also ends it if the score of another object is below 0.5, so that its list can be shorter. The report counts
+shorter lists as `stopped sooner`.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def _add_gemv_kernel(
 
 
 def supports(outputs: int, *inputs: int) -> bool:
-    """Return whether the GEMV kernels support this number of outputs and these widths of the two input blocks."""
+    """Return whether the GEMV kernels support this number of outputs and these lengths of the input vectors."""
     return outputs % 32 == 0 and all(width % 16 == 0 for width in inputs)
 
 

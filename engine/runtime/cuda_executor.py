@@ -1,8 +1,9 @@
 """Executor for CUDA. Each forward pass is a CUDA graph, so the host needs only one or two launches per step.
 
 A decode step needs three numbers per sequence, which its CUDA graph reads from pinned memory. Graphs for steps that
-sample only objects or only text are captured at startup. All other graphs are captured on demand, after the first such
-step has run: for images with tiles, long prompts, drafts, LoRA adapters, and steps that sample both objects and text.
+sample only objects or only text are captured at startup. Graphs for images with tiles, long prompts, drafts, LoRA
+adapters, and steps that sample both objects and text are captured on demand: the first step of a kind runs without a
+graph, then its graph is captured.
 """
 
 from __future__ import annotations

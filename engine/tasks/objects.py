@@ -186,7 +186,7 @@ class ObjectsTask(Task):
 
     @property
     def empty(self) -> bool:
-        """Whether the task can be skipped without running the model, because `max_objects` is 0."""
+        """Whether `max_objects` is 0, so that the task needs no run of the model."""
         return self.max_objects == 0
 
     def expand(self, vocabulary: Vocabulary | None) -> Sequence[Task]:
@@ -304,7 +304,7 @@ class Gaze(Task):
 
     @property
     def empty(self) -> bool:
-        """Whether the task can be skipped without running the model. Always False."""
+        """False: the task always needs a run of the model."""
         return False
 
     def prompt(self, prompts: Prompts) -> list[int]:

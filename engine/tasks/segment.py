@@ -92,7 +92,7 @@ class Segment(Task):
 
     @property
     def empty(self) -> bool:
-        """Whether the task can be skipped without running the model, because `max_tokens` is 0."""
+        """Whether `max_tokens` is 0, so that the task needs no run of the model."""
         return self.max_tokens == 0
 
     def prompt(self, prompts: Prompts) -> list[int]:
@@ -113,7 +113,7 @@ class Segment(Task):
         return SegmentOutput(tokens, self.max_tokens, max_steps, self.grammar, sampling, on_text)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Return the segmentation outline of the object as the task's part of the result."""
+        """Return the outline of the object."""
         found = []
         for output, _ in answers:
             assert isinstance(output, SegmentOutput)

@@ -373,7 +373,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def empty(self) -> bool:
-        """Whether the task can be skipped without running the model, for example if `max_objects` is 0."""
+        """Whether the task needs no run of the model, for example because `max_objects` is 0."""
 
     def expand(self, vocabulary: Vocabulary | None) -> Sequence[Task]:
         """Return copies of this task, one for each class of the model that matches the task's label.

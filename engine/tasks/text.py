@@ -158,7 +158,7 @@ class Query(TextTask):
 
     @property
     def empty(self) -> bool:
-        """Whether the task can be skipped without running the model: no `choices`, and `max_tokens` is 0."""
+        """Whether the task has no `choices` and `max_tokens` is 0, so that it needs no run of the model."""
         return self.max_tokens == 0 and not self.choices
 
     @property
@@ -247,7 +247,7 @@ class Caption(TextTask):
 
     @property
     def empty(self) -> bool:
-        """Whether the task can be skipped without running the model, because `max_tokens` is 0."""
+        """Whether `max_tokens` is 0, so that the task needs no run of the model."""
         return self.max_tokens == 0
 
     def prompt(self, prompts: Prompts) -> list[int]:

@@ -694,7 +694,7 @@ class RayWorkers:
         with self._changed:
             worker = self._workers.get(stream.worker or "") or place or self._least_loaded()
             if worker is None or worker.ready is None:
-                raise AwayError("no worker is ready; try again in some seconds")
+                raise AwayError("no worker is ready; try again in a few seconds")
             again = stream.worker is None and stream.opened > 0
             stream.worker = worker.name
         events = self.events.of(name) if again or not stream.opened else []
@@ -748,7 +748,7 @@ class RayWorkers:
         with self._changed:
             worker = self._least_loaded(full=full)
         if worker is None:
-            raise AwayError("no worker is ready; try again in some seconds")
+            raise AwayError("no worker is ready; try again in a few seconds")
         return worker
 
     def _stream(self, name: str) -> PlacedStream:
@@ -764,7 +764,7 @@ class RayWorkers:
                 raise StreamError(f"stream '{name}' has failed: {stream.error}")
             worker = self._workers.get(stream.worker or "")
             if worker is None or worker.ready is None:
-                raise AwayError(f"stream '{name}' is waiting for a worker; try again in some seconds")
+                raise AwayError(f"stream '{name}' is waiting for a worker; try again in a few seconds")
             return worker
 
     def _call(
@@ -781,7 +781,7 @@ class RayWorkers:
         except ray.exceptions.GetTimeoutError:
             raise StreamError(f"worker {worker.name} did not respond within {timeout_s:g} s; try again") from None
         except ray.exceptions.RayError as error:
-            raise AwayError(f"worker {worker.name} died; try again in some seconds") from error
+            raise AwayError(f"worker {worker.name} died; try again in a few seconds") from error
         return taken(answer)
 
     # ---- within

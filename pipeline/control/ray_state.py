@@ -120,5 +120,5 @@ class WorkerSlot:
         """
         ready = self.ready
         if ready is None:
-            raise AwayError(f"worker {self.name} is starting; try again in some seconds")
+            raise AwayError(f"worker {self.name} is starting; try again in a few seconds")
         return Address(ready.url, {"Authorization": f"Bearer {ready.secret}"})

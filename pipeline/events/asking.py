@@ -137,7 +137,7 @@ class Asker:
         return True
 
     def answers(self) -> list[Answer]:
-        """Return the answers that arrived since the last call. The answer to a failed question has the text None."""
+        """Return the answers that arrived since the last call. If the model failed to answer, `text` is None."""
         done = [one for one in self._asked if self._wait or one.future.done()]
         self._asked = [one for one in self._asked if one not in done]
         return [self._answer(one) for one in done]

@@ -99,7 +99,7 @@ def test_a_stream_has_outputs_of_its_own(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"out": "a.mp4"}, r"--out: a\.mp4 supports only one stream; for several streams, use {stream}"),
-        ({"display": True}, "no screen|is for one stream"),
+        ({"display": True}, "no display|is for one stream"),
         ({"sinks": ["a.jsonl", "a.jsonl"]}, "--sink and --sink name the same file"),
         ({"sinks": ["{stream}.jsonl", "yard.jsonl"]}, "name the same file, yard.jsonl"),
         ({"sinks": ["a.xyz"]}, "a.xyz"),

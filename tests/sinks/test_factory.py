@@ -58,10 +58,10 @@ def test_an_invalid_target_is_refused_in_one_line(target: str, expected: str) ->
 
 
 @pytest.mark.parametrize("display", ["", ":987"])
-def test_a_missing_screen_is_one_line(monkeypatch: pytest.MonkeyPatch, display: str) -> None:
+def test_a_missing_display_is_one_line(monkeypatch: pytest.MonkeyPatch, display: str) -> None:
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     monkeypatch.setenv("DISPLAY", display)
-    with pytest.raises(SinkError, match="screen"):
+    with pytest.raises(SinkError, match="display"):
         DisplaySink()
 
 

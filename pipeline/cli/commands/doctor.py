@@ -242,7 +242,7 @@ def _decoding() -> str:
 
 def _screen() -> Finding:
     there = sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    return Finding("screen", there, False, "there" if there else "no screen found: --display is unavailable")
+    return Finding("screen", there, False, "there" if there else "no display found: --display is unavailable")
 
 
 def _nano() -> str:

@@ -303,13 +303,13 @@ class EventReader:
         return [record for record, _ in self.page(query)]
 
     def page(self, query: EventQuery, more: int = 0) -> list[tuple[dict[str, Any], float]]:
-        """Return the records of the events that match a query, newest first.
+        """Return the records of the events that match a query, newest first, each with its storage timestamp.
 
         Each record comes with its storage time (`stored_at`), a Unix time that is unique in this store.
 
         Args:
             query: the query.
-            more: number of events to return beyond the query's limit.
+            more: number of additional events to return if there are more than the query's limit.
         """
         with self._reading() as db:
             first = None

@@ -65,7 +65,7 @@ BAD_INPUT = {
     "video as an image": (["image", "clip.mp4", *PERSON], "more than one image"),
     "nothing asked": (["run", "clip.mp4", "--out", "out.mp4"], "no prompts"),
     "no source": (["run", *OUTPUTS], "source is missing"),
-    "no screen": (["run", "clip.mp4", *OUTPUTS, "--display"], "no screen"),
+    "no display": (["run", "clip.mp4", *OUTPUTS, "--display"], "no display"),
     "wrong number": (["run", "clip.mp4", *OUTPUTS, "--conf", "7"], "--conf"),
     "no number": (["run", "clip.mp4", *OUTPUTS, "--conf", "high"], "--conf"),
     "wrong size": (["bench", "frame", "--size", "big"], "640x360"),
