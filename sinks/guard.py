@@ -147,4 +147,4 @@ class SinkGuard:
             if settled:
                 self._state, self._reason, self._failures, self._trying_since = "ok", None, 0, None
         if settled:
-            log.warning("sink %s works again; results lost so far: %d", self._name, self._lost)
+            log.warning("sink %s works again; results dropped so far: %d", self._name, self._lost)

@@ -181,7 +181,7 @@ class WebhookSink:
             closed, self._closed = self._closed, True
         self._loop.close(CLOSE_S)
         if not closed and (lost := self.dropped + len(self._outbox)):
-            log.warning("%s: webhook closed; lost messages: %d", self._address.shown, lost)
+            log.warning("%s: webhook closed; undelivered messages: %d", self._address.shown, lost)
 
     def _end(self, stream: str) -> None:
         self._active.end(stream)
@@ -309,7 +309,7 @@ class WebhookSink:
 
     def _log_losses(self) -> None:
         if self.dropped > self._dropped_logged and time.monotonic() - self._dropped_logged_at > _LOG_EVERY_S:
-            log.warning("%s: webhook messages lost so far: %d", self._address.shown, self.dropped)
+            log.warning("%s: webhook messages dropped so far: %d", self._address.shown, self.dropped)
             self._dropped_logged, self._dropped_logged_at = self.dropped, time.monotonic()
 
 

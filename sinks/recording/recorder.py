@@ -343,7 +343,7 @@ class PacketRecorder:
 
     def _settle(self) -> None:
         if self._failures and self._file and self._file.fragments and time.monotonic() - self._failed_at > _SETTLE_S:
-            log.warning("stream %s: recording works again; frames lost so far: %d", self._stream, self._dropped)
+            log.warning("stream %s: recording works again; frames dropped so far: %d", self._stream, self._dropped)
             self._failures, self._reason = 0, None
 
     def _prune(self) -> None:

@@ -71,7 +71,7 @@ def test_a_failing_sink_is_paused_and_works_again(caplog: pytest.LogCaptureFixtu
     assert sink.written[-1].dropped_before == index - 1  # what was lost is reported with what comes next
     write(guard, index + 1)
     assert sink.written[-1].dropped_before == 0
-    assert caplog.text.count("works again; results lost so far") == 1
+    assert caplog.text.count("works again; results dropped so far") == 1
     assert guard.end("door") == (index - 1, guard.end("door")[1])
     assert guard.end("door")[0] == 0
 

@@ -53,7 +53,7 @@ def test_a_refused_post_is_counted_as_lost(receiver: Receiver, trouble: int, cap
     assert [body["frame"] for body in receiver.bodies] == [0, 30]
     assert sink.dropped == 2
     assert caplog.text.count(f"answers {trouble} ") == 1  # not once a message
-    assert "lost messages: 2" in caplog.text
+    assert "undelivered messages: 2" in caplog.text
 
 
 def test_a_server_that_restarts_gets_every_message(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
@@ -206,5 +206,5 @@ def test_close_is_quick_and_logs_what_is_lost(
     sink.close()
     sink.write(live_frame(9), showing("cat"), LATENCY)
     assert time.monotonic() - begun < 5
-    assert "lost messages: 5" in caplog.text
+    assert "undelivered messages: 5" in caplog.text
     assert not [thread for thread in threading.enumerate() if str(receiver.port) in thread.name]
