@@ -62,7 +62,7 @@ def bench_decode(
     keys: Annotated[int, typer.Option(min=2, help="Context length of each sequence, in tokens.")] = 760,
     as_json: Json = False,
 ) -> None:
-    """Compare the GPU time of decode steps with the minimum time to read their weights and KV cache.
+    """Compare the GPU time of decode steps with the roofline: the minimum time to read the weights and the KV cache.
 
     The models moondream-2-random and moondream-3-random need no weights file. They have the dimensions of Moondream 2
     and 3, and random weights.
@@ -213,20 +213,20 @@ def bench_mot(
 def bench_saccades(
     given: Settings,
     clip: Annotated[
-        Path | None, typer.Argument(metavar="CLIP", help="A video file; without CLIP, a rendered scene is used.")
+        Path | None, typer.Argument(metavar="CLIP", help="A video file; without CLIP, a synthetic scene is used.")
     ] = None,
     truth: Annotated[
         Path | None, typer.Option(metavar="JSON", help="JSON file with the true boxes of the persons in CLIP.")
     ] = None,
     windows: Annotated[str, typer.Option(metavar="N,N,…", help="Numbers of windows per frame to measure.")] = "0,1,2",
-    seed: Annotated[int | None, typer.Option(help="Random seed for the positions in the rendered scene.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed for the positions in the synthetic scene.")] = None,
     frames: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of frames.")] = 200,
     as_json: Json = False,
 ) -> None:
     """Measure how many distant persons are detected with and without zoom windows (crops at full resolution).
 
-    Without CLIP, the input is a rendered 4K scene with persons that are 60 to 75 pixels tall, at five places. At two of
-    the places, persons do not move.
+    Without CLIP, the input is a synthetic 4K scene with persons that are 60 to 75 pixels tall, at five positions. At
+    two of the positions, persons do not move.
     """
     from benchmarks.saccades import find_far
     from saccade.engine import Engine

@@ -1,6 +1,6 @@
 """`python -m benchmarks saccades`: measures how many distant persons are detected with zoom windows.
 
-A zoom window is a crop of the frame at full resolution. The input is a clip or the rendered scene of `far_scene`. The
+A zoom window is a crop of the frame at full resolution. The input is a clip or the synthetic scene of `far_scene`. The
 ground truth of a clip is a JSON file {"frames": {"0": [[x1, y1, x2, y2, …], …], …}} in fractions of the frame. Frames
 are processed one after another, at 10 frames per second of video.
 """
@@ -94,9 +94,9 @@ def find_far(
     Args:
         engine: engine with the model that detects the persons.
         counts: each entry is a maximum number of windows per frame, and gives one row of results.
-        clip: a video file, or None for the rendered scene.
+        clip: a video file, or None for the synthetic scene.
         truth: file with the ground truth of the clip.
-        seed: seed of the random places in the scene. None uses the fixed places of the tests.
+        seed: random seed for the positions of the persons in the scene. None uses fixed positions.
         frames: maximum number of frames.
     """
     if clip is not None and truth is not None:

@@ -278,16 +278,16 @@ class Engine:
         return self._loaded.look is not None
 
     def look(self, image: NDArray[np.uint8], box: tuple[float, float, float, float]) -> NDArray[np.float32]:
-        """Return a unit vector that describes the appearance of an object. Runs in the calling thread.
+        """Return the appearance descriptor (embedding) of an object, as a unit vector. Runs in the calling thread.
 
-        The dot product of two vectors is the similarity of the objects, at most 1.
+        The dot product of two descriptors is the similarity of the objects, at most 1.
 
         Args:
             image: (height, width, 3) uint8 RGB.
             box: (x1, y1, x2, y2) of the object, as fractions of the image.
 
         Raises:
-            EngineError: if the model does not support appearance vectors.
+            EngineError: if the model does not support appearance descriptors.
         """
         if self._loaded.look is None:
             raise EngineError(f"{self._info.name} cannot compute appearance embeddings of objects; use the model nano")

@@ -40,8 +40,8 @@ class Box:
         track_id: ID of the track in the frames of a stream, set by a tracker; otherwise None.
         speed: speed of the centre in image sizes per second, set by a tracker.
         zones: names of the zones that contain the object, set by `pipeline.analytics`.
-        predicted: whether the position is a tracker's prediction, because the model did not detect the object in this
-            frame.
+        predicted: True if the model did not detect the object in this frame, and the position is the prediction of a
+            tracker.
     """
 
     label: str

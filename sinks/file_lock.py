@@ -15,7 +15,7 @@ def hold(descriptor: int, *, beside_others: bool = False) -> None:
 
     Args:
         descriptor: file descriptor. Locking a device, or another file that is not regular, has no effect.
-        beside_others: whether several writers may lock the file at the same time, because they only append.
+        beside_others: whether to take a shared lock, for writers that only append.
 
     Raises:
         OSError: EBUSY, with a reason for the user, if another writer has locked the file.

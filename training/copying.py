@@ -133,7 +133,7 @@ def _waves(start: int, octaves: int = OCTAVES) -> torch.Tensor:
 
 
 def _look_one_back(block: Block, head: int, places: torch.Tensor) -> None:
-    """Set the weights of an attention head so that it copies the channels `places` of the previous token."""
+    """Set attention head 0 so that it copies the channels `places` of the previous token to the current token."""
     qkv, half, dim = block.attn.qkv, head // 4, block.attn.config.dim
     angles = 10000.0 ** -(torch.arange(half) / half)  # of one position, as `rotation_table` has them
     for start in (0, dim):
@@ -146,7 +146,10 @@ def _look_one_back(block: Block, head: int, places: torch.Tensor) -> None:
 
 
 def _look_up(block: Block, number: int, asked: torch.Tensor, held: torch.Tensor, gain: float) -> None:
-    """Set the weights of an attention head: queries from channels `asked` match keys with equal channels `held`."""
+    """Set the queries and keys of attention head `number`.
+
+    A token then attends to the token with the same values in the channels `held` as its own in the channels `asked`.
+    """
     qkv, config = block.attn.qkv, block.attn.config
     start, free = number * config.head_dim, config.rotary_dim
     for first, places in ((start, asked), (config.dim + start, held)):
@@ -156,7 +159,7 @@ def _look_up(block: Block, number: int, asked: torch.Tensor, held: torch.Tensor,
 
 
 def _carry(block: Block, number: int, found: torch.Tensor, stated: torch.Tensor, gain: float) -> None:
-    """Set an attention head to copy channels `found` of the attended token to channels `stated` of the own token."""
+    """Set attention head `number` to copy channels `found` of the attended token to channels `stated` of its token."""
     qkv, proj, config = block.attn.qkv, block.attn.proj, block.attn.config
     start = number * config.head_dim
     first = 2 * config.dim + start

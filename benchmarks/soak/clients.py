@@ -207,7 +207,7 @@ def receiving() -> Iterator[str]:
 
 @contextmanager
 def broker(folder: Path, port: int, seed: int) -> Iterator[bool]:
-    """Run an MQTT broker that sometimes stops for some seconds. Yield False if mosquitto is not installed."""
+    """Run an MQTT broker that sometimes stops for up to 20 seconds. Yield False if mosquitto is not installed."""
     program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
     if program is None:
         yield False

@@ -238,9 +238,9 @@ class Scheduler(Generic[ImageT]):
         self._measure(request)
 
     def _measure(self, request: Request[ImageT]) -> bool:
-        """Return whether the engine has enough resources in total for a request.
+        """Return whether a request fits the engine: it needs at most the total resources of the engine.
 
-        If not, end the request with an error.
+        If a request needs more, end the request with an error.
         """
         try:
             for window in request.windows:

@@ -47,10 +47,14 @@ class Speculation:
         self.drafted = self.accepted = self.saved = 0
 
     def first_rows(self, window: PrefillWindow[Any], left: int, *, certain: bool) -> Rows:
-        """Return the rows for the prefill of an image or tile: one per prompt, and one per draft value, at most `left`.
+        """Return the rows for the prefill of an image or tile: one per prompt, and one per draft value.
 
-        If `certain` is True, decoder inputs that do not depend on samples (`OutputState.certain`) also get rows. These
-        rows do not count towards `left`.
+        If `certain` is True, decoder inputs that do not depend on samples (`OutputState.certain`) also get rows.
+
+        Args:
+            window: the image or tile, with its prompts.
+            left: maximum number of rows for draft values. Decoder inputs of `certain` do not count.
+            certain: see above.
         """
         scheduled: Rows = []
         for sequence in window.sequences:

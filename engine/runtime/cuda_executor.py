@@ -215,7 +215,7 @@ class CudaStream:
             torch.cuda.set_stream(self._default)
 
     def record(self, again: Event | None = None, reached: Callable[[], None] | None = None) -> Event:
-        """Return an event that is reached when all work submitted so far has run; see `Stream.record`.
+        """Return an event that completes when all work submitted so far has run; see `Stream.record`.
 
         The event `again` is reused because creating an event takes 2 µs. The callback `reached` is never called,
         because polling is faster: a callback thread of the CUDA driver would first have to wait for the GIL.
@@ -226,7 +226,7 @@ class CudaStream:
         return event
 
     def wait(self, event: Event) -> None:
-        """Delay all later work of this stream until another stream has reached the event."""
+        """Delay all later work of this stream until an event of another stream has completed."""
         assert isinstance(event, torch.cuda.Event)
         self.stream.wait_event(event)
 

@@ -181,7 +181,7 @@ class Askers:
 class ModelRoute(WorkerRoute):
     """A route that accepts an image in the request body.
 
-    A request waits before its body is read while too many other bodies are in memory.
+    While too many request bodies are in memory, the bodies of further requests are not read.
     """
 
     most = 16 * 1024 * 1024
@@ -189,7 +189,7 @@ class ModelRoute(WorkerRoute):
     surrogates = False
 
     async def handle_here(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request in this process. Wait first while too many request bodies are in memory."""
+        """Wait while too many request bodies are in memory, then handle the request in this process."""
         bodies: Bodies = scope["app"].state.parts[Bodies]
         async with bodies.place():
             await super().handle_here(scope, receive, send)

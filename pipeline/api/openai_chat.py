@@ -233,10 +233,7 @@ class _Answer:
         self.logprobs: dict[str, Any] | None = None
 
     def take(self, text: Text) -> None:
-        """Store the engine's complete result, which contains the token counts.
-
-        A request for detections has no such result.
-        """
+        """Store the complete text result of the engine, which contains the token counts. Not called for detections."""
         self._text = text
 
     def whole(self, text: str) -> dict[str, Any]:

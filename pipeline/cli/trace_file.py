@@ -29,7 +29,7 @@ def check_file(path: Path | None) -> None:
 
 @contextmanager
 def traced(engine: Engine, path: Path) -> Iterator[None]:
-    """Trace the engine during the `with` block, then write the trace file. An error in the block does not prevent this.
+    """Trace the engine during the `with` block, then write the trace file, even after an error in the block.
 
     Raises:
         ConfigError: if the file cannot be written.

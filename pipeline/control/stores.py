@@ -233,9 +233,10 @@ class RemoteStore:
                     told, self._lost = False, 0
 
     def _next(self, loaded: bool) -> list[Record] | None:
-        """Wait for the next records to send.
+        """Wait for records to send, and return them. Return None when the sender thread should end.
 
-        Return an empty list while `loaded` is False, and None when the sender should end.
+        Args:
+            loaded: whether the open events of the machine have been loaded. If False, return [] without waiting.
         """
         with self._changed:
             if not loaded:

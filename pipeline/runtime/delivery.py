@@ -89,7 +89,7 @@ class OutputDelivery:
             outbox.close()
 
     def call_off(self) -> None:
-        """End the threads that write to the sinks, before any result is written. The sinks stay open."""
+        """Cancel `start` before any result was queued: end the threads that write to the sinks. The sinks stay open."""
         for outbox in self._outboxes:
             outbox.call_off()
 

@@ -223,7 +223,7 @@ class Flights:
 
     @property
     def full(self) -> bool:
-        """Whether the next frame must wait, because too many frames are in flight."""
+        """Whether the maximum number of frames is in flight. The next frame must then wait."""
         with self._lock:
             # Besides `most` frames, one frame waits, and another one may arrive.
             return len(self._flights) >= self._most + 2 and not self._flights[-1].waits

@@ -69,7 +69,7 @@ class Target:
 
     @property
     def each(self) -> bool:
-        """Whether each stream has its own output, because the address or path contains `{stream}`."""
+        """Whether each stream has its own output: the address or path contains `{stream}`."""
         return STREAM in self.text
 
     def of(self, stream: str) -> Target:

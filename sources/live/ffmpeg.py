@@ -104,7 +104,7 @@ class FfmpegInput:
 
     @classmethod
     def of_rtsp(cls, address: RtspAddress, transport: str) -> FfmpegInput:
-        """Return the input with FFmpeg's options for an RTSP stream with a codec other than H.264 and H.265."""
+        """Return FFmpeg's URL and options for an RTSP stream with another codec than H.264 and H.265."""
         way = {"auto": "tcp", "multicast": "udp_multicast"}.get(transport, transport)
         server = None
         if address.tls:
@@ -116,7 +116,7 @@ class FfmpegInput:
 
     @classmethod
     def of_camera(cls, number: int) -> FfmpegInput:
-        """Return the input with FFmpeg's options for a webcam, selected by its number from 0.
+        """Return FFmpeg's device name and format for a webcam, selected by its number from 0.
 
         Raises:
             SourceError: if this build of FFmpeg does not support webcams.

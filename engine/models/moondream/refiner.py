@@ -149,11 +149,11 @@ class MaskRefiner(nn.Module):
         return self.hq_fusion.fusion(torch.cat([image, seen], dim=1))  # type: ignore[no-any-return]
 
     def round(self, image: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run one round of mask refinement.
+        """Run one iteration of mask refinement.
 
         Args:
             image: (1, dim, grid, grid) feature map from `fuse`.
-            mask: (1, 1, size, size) mask of the previous round, from 0 to 1.
+            mask: (1, 1, size, size) mask of the previous iteration, from 0 to 1.
 
         Returns:
             Logits (1, 4, size, size) of four masks, and their predicted IoUs (1, 4).

@@ -131,7 +131,7 @@ class Planner:
 
     @property
     def useful(self) -> bool:
-        """Whether windows show more detail than the whole frame, because the frame is larger than the model's input."""
+        """Whether the frame is so much larger than the model's input that windows show more detail."""
         return self._glance >= (_THRIFTY_GAIN if self._thrifty else _LEAST_GAIN)
 
     @property

@@ -199,7 +199,7 @@ class Recorder:
 
     @property
     def has_clips(self) -> bool:
-        """Whether clips can be recorded, because video is available."""
+        """Whether video for clips is available."""
         return self._file is not None or self.ring.newest is not None
 
     def resume(self, event: Event) -> None:

@@ -101,7 +101,7 @@ class EventStore(EventReader):
             forever.
         max_bytes: limit of the total size of media files, in bytes. Above the limit, the oldest events and their media
             files are deleted. None sets no limit.
-        keep_open: whether events that the previous process left open stay open, because workers may still update them.
+        keep_open: whether events that the previous process left open stay open, such as events of running workers.
 
     Raises:
         StoreError: if the folder is unusable, another process is writing it, or a newer version of Saccade wrote it.
