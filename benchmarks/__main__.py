@@ -313,7 +313,7 @@ def bench_soak(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a long test with simulated cameras, all sinks, recordings and clients. Print the resource usage every minute.
+    """Run a soak test with simulated cameras, all sinks, recordings and clients. Print the resource usage every minute.
 
     At the end, print how fast each value grew after minute 10, with the confidence interval.
     """

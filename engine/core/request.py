@@ -227,8 +227,8 @@ class Request(Generic[ImageT]):
     """One call of `Engine.submit`: tasks on an image, on an encoded image, or without an image.
 
     Attributes:
-        make_windows: function that creates the prefill windows (the image and its tiles), at least one. The
-            scheduler calls it once.
+        make_windows: function that creates the prefill windows (the image and its tiles), at least one. The scheduler
+            calls it once for a frame. Other requests have `windows` when they are submitted.
         done: callback (request, error or None) that the step loop's thread calls once, at the end of the request.
         deadline: `time.monotonic()` at which the request ends with an error.
         adapter: LoRA adapter, or None.

@@ -1,7 +1,7 @@
 """Object detector on CUDA. One kernel computes a convolution with its bias and activation.
 
-The structure is that of `cpu.layers`, with CUDA layers. cuDNN would need three kernels per convolution. It also takes
-25 ms to choose an algorithm for each layer and batch size, in total half a minute for 117 layers. Triton is required.
+The structure is that of `cpu.layers`, with CUDA layers. Triton is required. cuDNN would need three kernels per
+convolution, and half a minute at the start to choose an algorithm for each of 117 layers and each batch size.
 """
 
 from __future__ import annotations

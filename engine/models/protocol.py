@@ -528,7 +528,7 @@ class LoadedModel:
         family: one line that names the published model and its file format, or "".
         load_refiner: function that reads an outline refiner from a file, or None if the architecture does not support
             one.
-        look: function that returns an appearance vector of an object, or None if the model does not support it.
+        look: function that returns the appearance descriptor (embedding) of an object, or None if unsupported.
     """
 
     model: Model

@@ -77,7 +77,7 @@ class RandomWindows:
 
 @dataclass(slots=True, frozen=True)
 class StepTimes:
-    """The times of an engine step on the CUDA stream that computes, in seconds.
+    """The times of a batch step on the engine's compute stream (a CUDA stream), in seconds.
 
     Attributes:
         decode: whether the step is a decode step. Otherwise it is a prefill.

@@ -94,7 +94,7 @@ class RecordingSink:
         """Complete the current MP4 file. A second call does nothing.
 
         Raises:
-            SinkError: if the end of the file cannot be written.
+            SinkError: if the file cannot be completed, such as on a full disk.
         """
         self._file.end()
 

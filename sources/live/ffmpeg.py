@@ -81,7 +81,7 @@ class FfmpegInput:
 
     @classmethod
     def of_url(cls, url: str) -> FfmpegInput:
-        """Return the input with FFmpeg's options for a URL of any protocol except RTSP.
+        """Return FFmpeg's URL and options for a URL of any protocol except RTSP.
 
         Raises:
             SourceError: if the URL is malformed.

@@ -154,7 +154,7 @@ class DetectorTower(CropReader):
         return crops.permute(0, 3, 1, 2).to(self.pos_emb.dtype).mul_(2 / 255).sub_(1)
 
     def make_look(self) -> Look:
-        """Return a function that computes an appearance vector of an object, to compare the appearance of objects.
+        """Return a function that computes the appearance descriptor of an object, to compare objects.
 
         The function pools the feature maps of the detector's neck over the object's pixels. It uses its own copy of
         backbone and neck on the CPU, so that it can run in parallel with the engine.
