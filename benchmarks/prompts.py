@@ -76,7 +76,7 @@ def time_prompts(
     size: tuple[int, int] = (640, 360),
     rounds: int = 10,
 ) -> PromptsBench:
-    """Measure all prompts on one image, then each prompt on a separate image. Repeat this `rounds` times.
+    """Measure the time and memory of all prompts on one image, then of each prompt on a separate image.
 
     Args:
         name: name, folder or Hugging Face Hub ID of a model, or `moondream-2-random`.
@@ -96,7 +96,7 @@ def time_prompts(
 
 
 def measure_prompts(engine: Engine, image: RgbImage, count: int, rounds: int) -> PromptsRow:
-    """Measure `count` prompts, on one image and on separate images."""
+    """Measure the time and memory of `count` prompts: on one image, and on separate images."""
     labels = islice(cycle(engine.model.classes or OPEN_LABELS), count)
     tasks = [Detect(label, _OBJECTS, 0.0) for label in labels]
     together: Asked = [(image, tasks)]

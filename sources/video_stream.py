@@ -23,10 +23,16 @@ class NoVideoError(SourceError):
 def choose_video(container: InputContainer) -> VideoStream:
     """Select the video stream that a player would show, and discard all other streams.
 
-    The rules are those of FFmpeg's `av_find_best_stream`, and also consider the frame size. In this order, streams are
-    preferred that have several frames, are not for visually or hearing impaired people, are flagged as default, and
-    have the most pixels and the highest bit rate. The first of equal streams is chosen. Cover art, timed thumbnails and
-    tiles do not count as video.
+    The rules are those of FFmpeg's `av_find_best_stream`, and also consider the frame size. Streams are compared by
+    these criteria, in this order:
+
+    1. several frames
+    2. not for visually or hearing impaired people
+    3. flagged as default
+    4. number of pixels
+    5. bit rate
+
+    The first of equal streams is chosen. Cover art, timed thumbnails and tiles do not count as video.
 
     Raises:
         NoVideoError: if there is no video stream, or no decoder for it.

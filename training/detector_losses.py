@@ -41,8 +41,10 @@ def detector_losses(
 ) -> dict[str, torch.Tensor]:
     """Return four scalar losses of the detector by name.
 
-    `classes` is the loss of the class scores, `boxes` the loss of the box overlap (generalized IoU), `bins` the loss of
-    the distances to the box sides, and `keep` the difference from the boxes of the start model (a COCO detector).
+    - `classes`: loss of the class scores.
+    - `boxes`: loss of the box overlap (generalized IoU).
+    - `bins`: loss of the distances to the box sides.
+    - `keep`: difference from the boxes of the start model (a COCO detector).
 
     Args:
         seen: output of the detector for N augmented images.

@@ -138,7 +138,7 @@ class Worker(BaseModel):
 
 
 class Workers(BaseModel):
-    """All workers."""
+    """The status of all workers."""
 
     workers: list[Worker]
 

@@ -99,7 +99,7 @@ class BubbleBench(Measurement):
     rows: list[BubbleRow]
 
     def as_text(self) -> str:
-        """Return the results as a table."""
+        """Return the results of the bubble benchmark as a table."""
         columns: list[tuple[str, str, str]] = [
             ("", "streams", "{0.streams}"),
             ("rows", "block", "{0.rows_block:.1f}"),

@@ -49,7 +49,7 @@ class ThroughputBench(Measurement):
     rows: tuple[ThroughputRow, ...]
 
     def as_text(self) -> str:
-        """Return the results as a table."""
+        """Return the results of the throughput benchmark as a table."""
         lines = [
             f"{self.model} on {self.device} in {self.dtype}, {self.width}x{self.height}, "
             f"{self.boxes:.1f} boxes and {self.saccades} windows an image",

@@ -67,7 +67,7 @@ def main() -> None:
 def root(
     context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
 ) -> None:
-    """Print the version. Without a command, print the help."""
+    """With `--version`, print the version. Without a command, print the help."""
     if version:
         print(f"saccade {VERSION}")
     elif context.invoked_subcommand is None:

@@ -52,7 +52,7 @@ class RelaySink:
         self._send_bytes = send
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Send one result."""
+        """Send one result to the controller process."""
         head = {name: getattr(frame, name) for name in _CARRIED}
         self._send((head, frame.width, frame.height, result, latency))
 

@@ -96,7 +96,7 @@ class StoreActor:
             self._store.flush()
 
     def close(self) -> None:
-        """Close the store."""
+        """Close the event store."""
         if self._store is not None:
             self._store.close()
 

@@ -150,7 +150,7 @@ class EventHub:
                 self._report_lost()
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Wait until all queued changes are published. Return False after a timeout."""
+        """Wait until all queued event changes are published. Return False after a timeout."""
         done = threading.Event()
         with self._changed:
             if self._thread is None or self._closed:
@@ -160,7 +160,7 @@ class EventHub:
         return done.wait(timeout_s)
 
     def close(self) -> None:
-        """Publish the queued changes and stop. Changes that are not published within a few seconds are dropped.
+        """Publish the queued event changes and stop. Changes that are not published within a few seconds are dropped.
 
         A second call does nothing.
         """

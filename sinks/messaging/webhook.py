@@ -246,7 +246,7 @@ class WebhookSink:
             return identity, taken[0]
 
     async def _deliver(self, session: httpx.AsyncClient, identity: str, message: Message, loop: BackgroundLoop) -> None:
-        """Post a message, with retries, until the server accepts or rejects it or it is too old."""
+        """Post a message. Retry until the server accepts or rejects the message, or the message is too old."""
         failures = 0
         accepted = False
         try:

@@ -32,10 +32,11 @@ class RecordingPlace:
 
     @classmethod
     def parse(cls, text: str, stream: str) -> RecordingPlace:
-        """Parse a folder, or a path ending in .mp4 with `{stream}` and time placeholders, and options.
+        """Parse the location of a recording, with its options.
 
         Args:
-            text: the text that the user typed.
+            text: the text that the user typed: a folder, or a path with `{stream}` and time placeholders that ends in
+                .mp4; then options such as `?segment=10m`.
             stream: name of the stream, which must be safe in a path.
 
         Raises:

@@ -239,8 +239,8 @@ def row_into(
 ) -> None:
     """Compute everything in a decoder block that depends on the layer norm of a row.
 
-    The outputs are the QKV heads, the dot products for the attention temperature, and either the selected experts (with
-    a router) or the hidden activations of the dense MLP.
+    The outputs are the QKV heads and the dot products for the attention temperature. With a router, the kernel also
+    selects the experts. Without a router, it also computes the hidden activations of the dense MLP.
 
     Args:
         x: (1, dim).

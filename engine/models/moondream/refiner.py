@@ -246,8 +246,8 @@ def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
 def _matched(ours: Mapping[str, torch.Tensor], held: dict[str, torch.Tensor], path: Path) -> dict[str, Any]:
     """Map the tensors of a refiner file to the parameter names of `MaskRefiner`.
 
-    If a tensor has an unknown name, it is mapped to the next unassigned parameter in the same part of the refiner with
-    the same shape and the same role (weight or bias).
+    A tensor with an unknown name is mapped to the next unassigned parameter in the same part of the refiner. The
+    parameter must have the same shape and the same role (weight or bias).
     """
     held = {key: tensor for name, tensor in held.items() for key, tensor in _split(name, tensor)}
     found = {}

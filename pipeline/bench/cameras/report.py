@@ -74,7 +74,7 @@ class CamerasBench(Measurement):
     rows: tuple[CameraRow, ...]
 
     def as_text(self) -> str:
-        """Return the results as a table."""
+        """Return the results of the camera benchmark as a table."""
         lines = [
             f"{self.model} on {self.device} in {self.dtype}: {len(self.rows)} cameras offer {self.offered_fps:.0f} "
             f"frames/s; answered {self.fps:.1f}, {100 * self.fps / self.closed_loop_fps:.0f} % of "

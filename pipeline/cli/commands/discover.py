@@ -36,7 +36,7 @@ class FoundCameras:
     cameras: tuple[FoundCamera, ...]
 
     def as_json(self) -> str:
-        """The cameras as a JSON array."""
+        """Return the discovered cameras as a JSON array."""
         return json.dumps([asdict(camera) for camera in self.cameras], indent=2)
 
     def as_text(self) -> str:
