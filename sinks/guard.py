@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
@@ -68,6 +69,7 @@ class SinkGuard:
         self._lost_since: dict[str, int] = {}  # by stream, since its last frame that was written
         self._lost_of: Counter[str] = Counter()  # by stream
         self._last_reason = ""
+        self._last_trace = ""  # as text: an exception would keep the frame that was not written in memory
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
         """Write a result to the sink, or count it as lost.
@@ -107,11 +109,16 @@ class SinkGuard:
         """Whether the sink has failed and will be retried."""
         return self._state == "paused"
 
-    def end(self, stream: str) -> tuple[int, str]:
-        """Remove a stream. Return the number of its dropped results, and the reason for the last drop."""
+    def end(self, stream: str) -> SinkError | None:
+        """Remove a stream. If results were dropped, return an error with the last failure and its traceback."""
         with self._lock:
             self._lost_since.pop(stream, None)
-            return self._lost_of.pop(stream, 0), self._last_reason
+            lost = self._lost_of.pop(stream, 0)
+            if not lost:
+                return None
+            error = SinkError(f"{self._last_reason}; dropped results: {lost}")
+            error.add_note(self._last_trace)
+            return error
 
     def status(self) -> SinkStatus:
         """Current status of the sink."""
@@ -133,6 +140,7 @@ class SinkGuard:
             self._failures += 1
             self._retry_at = time.monotonic() + backoff_s(self._failures)
             self._state, self._reason, self._last_reason = "paused", reason, reason
+            self._last_trace = "".join(traceback.format_exception(error))
             self._lose(frame, error.lost if isinstance(error, SinkError) else 0)
             self._trying_since = None
         if first:  # the trace of an unexpected error, which is a bug

@@ -66,7 +66,7 @@ class Stored:
         return HttpError(404, what)
 
 
-Events = Annotated[Stored, the(Stored)]
+Events = Annotated[Stored, the(Stored, "there is no event store; start Saccade with --store FOLDER")]
 
 
 class EventList(BaseModel):

@@ -56,13 +56,16 @@ class Json(JSONResponse):
         return json.dumps(content).encode()
 
 
-def the(kind: type[T]) -> Any:
-    """Return a FastAPI dependency that provides the application's instance of class `kind` to a route handler."""
+def the(kind: type[T], absent: str | None = None) -> Any:
+    """Return a FastAPI dependency that provides the application's instance of class `kind` to a route handler.
+
+    If the application has no instance, the route answers 404 with the text `absent`.
+    """
 
     async def find(request: Request) -> T:
         part: T | None = request.app.state.parts.get(kind)
-        if part is None:  # for example events of a run without a store
-            raise HttpError(404)
+        if part is None:
+            raise HttpError(404, absent)
         return part
 
     return Depends(find)

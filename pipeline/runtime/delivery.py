@@ -14,7 +14,7 @@ from saccade.pipeline.config.queue_policy import WAIT, QueuePolicy
 from saccade.pipeline.runtime.bounded_queue import BoundedQueue, QueueClosed, Taken
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.shared_threads import SharedTask
-from saccade.sinks import Latency, ReaderGoneError, SinkClosedError, SinkError, SinkStatus, SupportsStreamEnd
+from saccade.sinks import Latency, ReaderGoneError, SinkClosedError, SinkStatus, SupportsStreamEnd
 from saccade.sources import Frame
 
 log = logging.getLogger(__name__)
@@ -194,9 +194,9 @@ class _Outbox:
                 output.sink.close()
             elif isinstance(output.sink, SupportsStreamEnd):
                 output.sink.end(run.name)
-            lost, reason = output.guard.end(run.name)
-            if lost and not run.live:
-                raise SinkError(f"{reason}; dropped results: {lost}")
+            dropped = output.guard.end(run.name)
+            if dropped is not None and not run.live:
+                raise dropped
         except Exception as error:
             run.fail(error)
         finally:

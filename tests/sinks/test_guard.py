@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 import time
+import traceback
 from dataclasses import replace
 
 import pytest
@@ -72,8 +75,8 @@ def test_a_failing_sink_is_paused_and_works_again(caplog: pytest.LogCaptureFixtu
     write(guard, index + 1)
     assert sink.written[-1].dropped_before == 0
     assert caplog.text.count("works again; results dropped so far") == 1
-    assert guard.end("door") == (index - 1, guard.end("door")[1])
-    assert guard.end("door")[0] == 0
+    assert str(guard.end("door")).endswith(f"; dropped results: {index - 1}")
+    assert guard.end("door") is None
 
 
 def test_a_sink_that_fails_again_soon_is_not_logged_again(
@@ -112,8 +115,8 @@ def test_losses_are_counted_for_each_stream_apart() -> None:
     for stream in "abc":
         write(guard, 9, stream)
     assert [(frame.stream, frame.dropped_before) for frame in sink.written] == [("a", 3), ("b", 1), ("c", 0)]
-    assert guard.end("a")[0] == 3
-    assert guard.end("b")[0] == 1
+    assert str(guard.end("a")).endswith("; dropped results: 3")
+    assert str(guard.end("b")).endswith("; dropped results: 1")
 
 
 def test_what_was_lost_before_a_lost_frame_is_reported_too() -> None:
@@ -180,3 +183,24 @@ def test_an_error_of_a_callback_is_passed_on() -> None:
 
     with pytest.raises(ValueError, match="mine"):
         write(SinkGuard(CallbackSink(fail)), 0)
+
+
+def test_the_error_of_dropped_results_names_the_line_that_failed_and_keeps_no_frame(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.CRITICAL, "saccade")  # a record would refer to the exception
+
+    class Dividing(FailingSink):
+        def write(self, frame: Frame, result: Result, latency: Latency) -> None:
+            number = frame.index // (frame.index - frame.index)
+            raise AssertionError(number)
+
+    guard, frame = SinkGuard(Dividing()), replace(FRAME, stream="door")
+    before = sys.getrefcount(frame)
+    guard.write(frame, RESULT, LATENCY)
+    error = guard.end("door")
+    assert error is not None
+    text = "".join(traceback.format_exception(error))
+    assert "number = frame.index // (frame.index - frame.index)" in text
+    assert str(error).endswith("dropped results: 1")
+    assert sys.getrefcount(frame) == before

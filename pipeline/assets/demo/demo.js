@@ -24,6 +24,7 @@ const NOTHING_MS = 4000;  // without a result for so long, a note is shown
 const LIST_MS = 3000;
 
 let prompts, stage, intro, question, wall, timeline, recordings, model;
+let names = [];  // of the streams
 let panels = {};  // what shows the stream in view besides its video
 const figures = new Figures();
 let now = null;  // what goes on: {kind: "mine" | "watched" | "image", stream, link, burnt, matcher, release, heardAt}
@@ -190,7 +191,7 @@ function stop() {
   $("start").hidden = !model.publish;
   hush();
   status("idle", "ready");
-  if (!$("live").hidden) intro.start();
+  if (!$("live").hidden && model.publish) intro.start();
   return ++visit;
 }
 
@@ -198,6 +199,11 @@ function stop() {
 function leave() {
   if (now?.kind === "watched" && location.hash.length > 2) history.back();
   else stop();
+}
+
+/** Where "Live" leads on a server that takes no video from this page: to the only stream, or to all. */
+function goToStreams() {
+  location.replace(names.length === 1 ? `#/stream/${encodeURIComponent(names[0])}` : "#/wall");
 }
 
 function fail(words) {
@@ -278,8 +284,9 @@ async function listStreams() {
   try {
     const {streams} = await (await ask("streams")).json();
     wall.update(streams, model.events && wall.shown ? (await (await ask("events?limit=50")).json()).events : []);
-    timeline.streams = streams.map(({name}) => name);
-    await recordings.offer(streams.map(({name}) => name));
+    names = streams.map(({name}) => name);
+    timeline.streams = names;
+    await recordings.offer(names);
     const others = streams.filter(({name}) => name !== now?.stream);
     $("running").hidden = !others.length;
     $("streams").replaceChildren(...others.map(streamButton));
@@ -376,9 +383,9 @@ async function open() {
   listen();
   status("idle", "ready");
   $("start").hidden = !model.publish;
-  route();
-  await listStreams();
   if (!model.publish && !location.hash) location.replace("#/wall");
+  await listStreams();
+  route();
   setInterval(listStreams, LIST_MS);
   setInterval(watchSilence, 500);
 }
@@ -400,6 +407,7 @@ function show(view) {
 
 function route() {
   const {view, stream, recorded, time} = views.asked();
+  if (view === "live" && !stream && !model.publish) return goToStreams();
   show(view);
   if (view === "recording") recordings.open(recorded, time);
   if (stream) {

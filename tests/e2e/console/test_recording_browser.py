@@ -56,6 +56,11 @@ def test_a_day_is_looked_through(tmp_path: Path) -> None:
                 pressed = "new KeyboardEvent('keydown', {key: 'ArrowLeft', bubbles: true})"
                 page.eval(f"document.activeElement.dispatchEvent({pressed})")
                 page.until(f"document.getElementById('recording-time').textContent != {shown!r}", LONG_S)
+                # "Live" is the user's stream, never the sample clip.
+                page.eval("document.querySelector('[data-view=live]').click()")
+                page.until("location.hash === '#/stream/door'", LONG_S)
+                page.until("document.getElementById('live').checkVisibility()", LONG_S)
+                assert not page.eval("document.getElementById('intro').matches('.seen')")
                 problems = [line for line in page.console if "/whep/" not in line]  # of the wall, which was left
                 assert problems == []
         finally:

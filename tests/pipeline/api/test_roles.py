@@ -137,7 +137,10 @@ def test_a_token_of_one_stream_knows_of_no_other(server: Server) -> None:
         assert "yves can only access yard" in json.dumps(answer)
     for path in ("/metrics", "/healthz", "/workers"):  # which take no stream
         assert server.ask("GET", f"{path}?stream=yard", token)[0] == 403, path
-    assert server.ask("GET", "/events?stream=yard", token)[0] == 404  # there is no store here
+    assert server.ask("GET", "/events?stream=yard", token) == (
+        404,
+        {"error": "there is no event store; start Saccade with --store FOLDER"},
+    )
     assert server.ask("GET", "/events?stream=yard&stream=hall", token)[0] == 403
     assert server.ask("GET", "/events/e1?stream=yard", token)[0] == 403  # whose stream is not known
     assert server.ask("GET", "/events/search?q=car", token)[0] == 403
