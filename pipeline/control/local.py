@@ -77,7 +77,6 @@ class Local:
         videos: sink that shows the streams to viewers, or None.
         store: event store, or None.
         asks: engine that answers questions.
-        started: runs of the streams that `start` started.
         on_end: called when a stream ends, see `Runner`.
 
     Args:

@@ -50,6 +50,7 @@ class LiveSource(Source):
         stream: name of the stream.
         vid_stride: yield every `vid_stride`-th frame. The other frames are decoded but not converted.
         retry: False to raise `LiveError` at the first failure instead of retrying.
+        link: state machine of the connection; None creates a `Link`.
 
     Raises:
         SourceError: if `vid_stride` is less than 1.
