@@ -164,7 +164,8 @@ def test_an_added_stream_overwrites_no_results(tmp_path: Path) -> None:
         with pytest.raises(StreamError, match="'door' already"):
             opened.controller.add(added("door"))
         with pytest.raises(
-            ConfigError, match=r"^--sink: all\.jsonl already contains results of every stream; choose .* stream$"
+            ConfigError,
+            match=r"^--sink: all\.jsonl already contains results of every stream; .* another file or stream name$",
         ):
             opened.controller.add(added("all"))
         assert all(run.join(LONG_S) for run in runs)
