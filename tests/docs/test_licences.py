@@ -34,7 +34,7 @@ def test_an_image_says_so() -> None:
 def test_the_card_is_of_the_weights_that_ship() -> None:
     digest = hashlib.sha256((NANO / "model.safetensors").read_bytes()).hexdigest()
     assert f"`{digest}`" in CARD
-    for title in ("Origin of the weights", "Training images", "Excluded uses"):
+    for title in ("Origin of the weights", "Training images", "Out-of-scope uses"):
         assert f"## {title}" in CARD
 
 
