@@ -225,7 +225,8 @@ class ScriptedOutput(BoxesOutput):
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
         """Return the next sample of the simulated model.
 
-        It is the predefined value, or the draft value if an earlier draft value of the same object was wrong.
+        The sample is the predefined value, or the draft value if an earlier draft value of the same object was wrong.
+        Return None after the last value.
         """
         number, self._peek = self._peek, self._peek + 1
         if number >= len(self._truth):

@@ -649,7 +649,7 @@ class EncodedImage:
         self.kept, self._adapter, self._loop, self.picture = kept, adapter, loop, picture
 
     def adapter_for(self, loop: StepLoop[Any], asked: Adapter | None) -> Adapter | None:
-        """Return the LoRA adapter with which the image was encoded. All requests on the image must use this adapter.
+        """Return the LoRA adapter with which the image was encoded, or None. All requests on the image must use it.
 
         Raises:
             ValueError: if another engine encoded the image.

@@ -425,7 +425,10 @@ class ResultFuture(Future[Result]):
             return super().set_running_or_notify_cancel()
 
     def cancel(self) -> bool:
-        """Cancel the request if it is not done. All threads that wait for it are notified immediately."""
+        """Cancel the request if it is not done. All threads that wait for its result are notified immediately.
+
+        Return False if the request is already done.
+        """
         if not super().cancel():
             return False
         self.set_running_or_notify_cancel()

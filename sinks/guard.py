@@ -110,7 +110,10 @@ class SinkGuard:
         return self._state == "paused"
 
     def end(self, stream: str) -> SinkError | None:
-        """Remove a stream. If results were dropped, return an error with the last failure and its traceback."""
+        """Remove a stream. Return None if no results of the stream were dropped.
+
+        Otherwise, return an error with the last failure and its traceback.
+        """
         with self._lock:
             self._lost_since.pop(stream, None)
             lost = self._lost_of.pop(stream, 0)

@@ -123,7 +123,10 @@ class SoakResult:
         return [one for one in self.minutes if one.minute > self.soak.warm_up]
 
     def slope(self, name: str) -> Slope | None:
-        """Return the growth per minute of an attribute of `Minute`, or of an entry of `Minute.malloc`."""
+        """Return the growth per minute of an attribute of `Minute`, or of an entry of `Minute.malloc`.
+
+        Return None if there are fewer than 3 measurements after the warm-up.
+        """
         steady = self.after_warm_up()
         values = [getattr(one, name) if hasattr(one, name) else one.malloc.get(name, 0.0) for one in steady]
         return slope_of([one.minute for one in steady], values)

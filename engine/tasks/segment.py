@@ -241,7 +241,8 @@ class SegmentOutput(OutputState):
     def next_phase(self) -> Phase | None:
         """Return the kind of value that the next step samples: x, y and size of the box, then path tokens.
 
-        x has the phase Y instead of X_OR_EOS, because the answer cannot end before the box.
+        x has the phase Y instead of X_OR_EOS, because the answer cannot end before the box. Return None if no more
+        steps are needed.
         """
         number = self._launched
         phase = super().next_phase()

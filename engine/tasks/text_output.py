@@ -47,7 +47,10 @@ class TextOutput(OutputState):
         self.tokens: list[int] = []
 
     def next_phase(self) -> Phase | None:
-        """Return the phase of the next token: TOKEN for the first token, LATER_TOKEN for all later tokens."""
+        """Return the phase of the next token: TOKEN for the first token, LATER_TOKEN for all later tokens.
+
+        Return None if no more steps are needed.
+        """
         first = not self._launched
         phase = super().next_phase()
         return phase if phase is None or first else Phase.LATER_TOKEN
@@ -328,7 +331,10 @@ class ReasoningOutput(OutputState):
         return self.max_tokens + len(self.tokens.suffix) + self.answer.positions
 
     def next_phase(self) -> Phase | None:
-        """Return the phase of the next token: REASONING until the answer begins, then the phases of the answer."""
+        """Return the phase of the next token: REASONING until the answer begins, then the phases of the answer.
+
+        Return None if no more steps are needed.
+        """
         self.back = 0
         if self._suffix_left is None or self._suffix_left:
             self._open += 1

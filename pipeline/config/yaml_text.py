@@ -15,7 +15,7 @@ At = tuple[str | int, ...]
 
 
 def root_of(text: str) -> yaml.Node | None:
-    """Return the root node of a YAML text.
+    """Return the root node of a YAML text, or None for an empty text.
 
     Raises:
         yaml.YAMLError: if the text is invalid YAML.

@@ -157,7 +157,7 @@ class RayWorkers:
         """Prepare a change of a stream on the stream's worker. A new stream is prepared on the least-loaded worker.
 
         If no worker is ready, a new stream is rejected, because its source cannot be checked. A change of an existing
-        stream is accepted without a check, and the stream can fail later.
+        stream is accepted without a check (the result is None), and the stream can fail later.
         """
         if isinstance(change, Close):
             return None

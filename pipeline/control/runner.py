@@ -168,7 +168,8 @@ class Runner(Protocol):
     def prepare(self, change: Change, *, checked: bool) -> AbstractContextManager[object] | None:
         """Check whether a change of a stream is possible, and prepare it.
 
-        Pass the result to `follow`, or leave its `with` block to discard the prepared change.
+        Pass the result to `follow`, or leave its `with` block to discard the prepared change. The result is None if
+        there is nothing to prepare.
         """
 
     def follow(

@@ -15,6 +15,7 @@ def find_token(token: str | None, token_file: str | None, host: str) -> str | No
     """Return the access token of a server: `token`, the content of `token_file`, or the variable SACCADE_TOKEN.
 
     SACCADE_TOKEN is used only for a server that other machines can reach, because only such a server requires a token.
+    Return None if no token is set.
 
     Args:
         token: token from the settings.
