@@ -481,6 +481,7 @@ class Engine:
         """Split a task into one task per class of the model. The label 'truck or bus' gives two tasks.
 
         Raises:
+            ValueError: if `task` is not a task.
             UnsupportedTaskError: if the model does not support the task.
             UnknownClassError: if the model has a closed vocabulary without a matching class.
         """

@@ -84,7 +84,11 @@ class ModelInfo:
 def open_model(
     name: str, device: str, dtype: str | None, imgsz: int | None = None
 ) -> tuple[LoadedModel, ModelInfo, Vocabulary | None]:
-    """Load a model by name. Return the model, its description, and its class names if it has a closed vocabulary."""
+    """Load a model by name. Return the model, its description, and its class names if it has a closed vocabulary.
+
+    Raises:
+        EngineError: if the model, device or dtype does not exist, or the model does not fit into the memory.
+    """
     folder = model_files.find(name)
     place = choose_device(device)
     small = model_files.weights_bytes(folder) < 200 << 20

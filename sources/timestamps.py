@@ -182,6 +182,9 @@ class Timeline:
     Args:
         step: timestamp units between two frames at the nominal frame rate, positive.
         first: timestamp to use for a first frame without a timestamp.
+
+    Raises:
+        ValueError: if `step` is not positive.
     """
 
     __slots__ = ("_anchor", "_last", "_missing", "_step")

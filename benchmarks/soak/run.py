@@ -317,7 +317,11 @@ class _Watch:
         self._files = Path("/proc") / str(product.process.pid)
 
     def wait_for_frames(self) -> None:
-        """Wait for the first result of the measured process."""
+        """Wait for the first result of the measured process.
+
+        Raises:
+            RunFailed: if no result arrives in time.
+        """
         deadline = time.monotonic() + _LONG_S
         while time.monotonic() < deadline:
             self._check()

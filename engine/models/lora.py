@@ -187,6 +187,9 @@ class AdapterBank:
         text: text decoder of the model.
         n_slots: number of adapter slots.
         rank: maximum rank of an adapter.
+
+    Raises:
+        AdapterError: if the text decoder does not support LoRA adapters.
     """
 
     def __init__(self, text: AnyDecoder, n_slots: int, rank: int) -> None:

@@ -290,7 +290,11 @@ class Gaze(Task):
 
     @classmethod
     def parse(cls, text: str, max_objects: int, conf: float) -> Self:
-        """Create the task from the eye's position as text 'x,y', in fractions of the image."""
+        """Create the task from the eye's position as text 'x,y', in fractions of the image.
+
+        Raises:
+            ValueError: if the text is not a position in the image.
+        """
         try:
             x, y = map(float, text.split(","))
         except ValueError:

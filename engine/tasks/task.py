@@ -363,6 +363,9 @@ class Task(ABC):
         """Create the task from text typed by a user.
 
         `max_objects` and `conf` (minimum score, 0 to 1) apply only to tasks that return objects.
+
+        Raises:
+            ValueError: if the task is invalid.
         """
 
     @property

@@ -105,6 +105,9 @@ class Query(TextTask):
             If the context is short, a quarter of the remaining context is reserved for the answer.
         refs: parts of the image that the question refers to: points (x, y) and boxes (x1, y1, x2, y2), as fractions of
             the image.
+
+    Raises:
+        ValueError: if a value has a wrong type or is out of range.
     """
 
     skill = "query"
@@ -133,6 +136,9 @@ class Query(TextTask):
         """Create the task from a question.
 
         The text may end with a list of choices such as `[yes|no]`, with `[reasoning]`, or with both.
+
+        Raises:
+            ValueError: if the text has several lists of choices, or the task is invalid.
         """
         question, options = text.strip(), []
         while found := _BRACKETS.fullmatch(question):
@@ -216,7 +222,11 @@ class Query(TextTask):
 @register_task
 @dataclass(slots=True, frozen=True)
 class Caption(TextTask):
-    """Task that describes the image with at most `max_tokens` tokens."""
+    """Task that describes the image with at most `max_tokens` tokens.
+
+    Raises:
+        ValueError: if a value has a wrong type or is out of range.
+    """
 
     skill = "caption"
 

@@ -33,6 +33,9 @@ class TrackerSettings:
         new: lowest score of a box that can start a track.
         low: lowest score of a box that is not ignored.
         lost_s: time without a detection after which a track ends, in seconds.
+
+    Raises:
+        ValueError: if a value is out of range.
     """
 
     high: float = 0.6

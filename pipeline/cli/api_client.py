@@ -113,6 +113,9 @@ class ApiClient:
         Args:
             filters: filters for the events. `q` is the text to search for.
             progress: progress callback (snapshots scored, total snapshots).
+
+        Raises:
+            ApiError: if the search fails or the connection is closed.
         """
         headers = {"Accept": "text/event-stream"}
         async with self._answer("GET", f"/events/search?{urlencode(filters)}", headers=headers) as response:

@@ -78,13 +78,21 @@ class StoreActor:
         return (None, self._problem) if self._store is None else (str(self._store.media_folder), "")
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the event store and return its result."""
+        """Call a method of the event store and return its result.
+
+        Raises:
+            StoreError: if the store could not be opened.
+        """
         if self._store is None:
             raise StoreError(self._problem)
         return getattr(self._store, method)(*arguments)
 
     def write(self, records: Sequence[Record]) -> None:
-        """Store event records. When the call returns, they are on disk, unless the disk is full."""
+        """Store event records. When the call returns, they are on disk, unless the disk is full.
+
+        Raises:
+            StoreError: if the store could not be opened.
+        """
         if self._store is None:
             raise StoreError(self._problem)
         for record in records:

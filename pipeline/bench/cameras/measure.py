@@ -248,7 +248,11 @@ def _run(cameras: Sequence[_Camera], seconds: float, limit_s: float | None) -> N
 def closed_loop(
     engine: Engine, images: Sequence[RgbImage], task: Detect, seconds: float, windows: RandomWindows
 ) -> float:
-    """Measure the throughput of 32 streams that always have a frame in flight, in images per second."""
+    """Measure the throughput of 32 streams that always have a frame in flight, in images per second.
+
+    Raises:
+        TimeoutError: if the engine does not finish all images.
+    """
     numbers, done = count(), list[float]()
     stop = time.monotonic() + 1.2 * seconds
     open_now = threading.Semaphore(0)
