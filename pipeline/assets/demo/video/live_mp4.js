@@ -2,6 +2,7 @@
 
 const KEPT_S = 10;  // of what was shown
 const LATE_S = 1.0;  // further behind the newest frame than this, the video jumps
+const MOST_DISCARDED = 5;  // appends that add nothing: some contain no complete frame
 const EVENT = 0x656d7367;  // "emsg"
 
 export const playable = "MediaSource" in window || "ManagedMediaSource" in window;
@@ -43,6 +44,7 @@ export class LiveMp4 {
   #source = new (window.ManagedMediaSource ?? window.MediaSource)();
   #video = null;
   #buffer = null;
+  #end = 0; #discarded = 0;
   #reader; #kind; #received;
 
   constructor(response, received) {
@@ -74,6 +76,7 @@ export class LiveMp4 {
           else media.push(bytes);
         }
         if (media.length) await this.#append(joined(...media));
+        if (this.#stuck(media.length)) return;
         media = [];
         rest = rest.slice(used);
         await this.#keepUp();
@@ -89,6 +92,19 @@ export class LiveMp4 {
     const done = this.#done();
     this.#buffer.appendBuffer(bytes);
     await done;
+  }
+
+  /**
+   * Whether the browser discards all frames until a keyframe, which only a new connection gets. WebKitGTK takes the
+   * duration of a frame from the frame rate in the H.264 data, and does so after an interval of more than twice that.
+   */
+  #stuck(appended) {
+    const {buffered} = this.#buffer;
+    const end = buffered.length ? buffered.end(buffered.length - 1) : 0;
+    if (end > this.#end) this.#discarded = 0;
+    else if (appended) this.#discarded++;
+    this.#end = Math.max(end, this.#end);
+    return this.#discarded > MOST_DISCARDED;
   }
 
   /** Stay at the newest frame, and drop what was shown. */
