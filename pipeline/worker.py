@@ -32,7 +32,7 @@ from saccade.pipeline.control.results import RelaySink
 from saccade.pipeline.control.runner import Ended, ModelInfo
 from saccade.pipeline.control.source_policy import SourcePolicy
 from saccade.pipeline.control.stores import store_here
-from saccade.pipeline.control.worker_calls import Batch, Ready, Report, Wish, WorkerSettings, taken, told
+from saccade.pipeline.control.worker_calls import Batch, ChangeRequest, Ready, Report, WorkerSettings, taken, told
 from saccade.pipeline.errors import AwayError, ConfigError, StreamError, one_line
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.record import Event, read_event
@@ -303,7 +303,7 @@ class Worker:
         number, done, answer = next(self._numbers), threading.Event(), list[Any]()
         self._wishes[number] = done, answer
         try:
-            self._outbox.put("wish", Wish(number, name, dict(values)))
+            self._outbox.put("wish", ChangeRequest(number, name, dict(values)))
             if not done.wait(_WISH_S):
                 raise StreamError("the change was not made, because the controller does not respond; try again")
         finally:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from saccade.engine.models.moondream.model import Moondream
 from saccade.engine.models.moondream.region import size_bin, size_value
-from saccade.engine.models.nano.detector_tower import Finds
+from saccade.engine.models.nano.detector_tower import CropDetections
 from training.augment import Batch
 from training.detector_losses import iou
 
@@ -60,7 +60,7 @@ def similar_classes(classes: tuple[str, ...], device: torch.device) -> torch.Ten
     return table.to(device)
 
 
-def judge(finds: Finds, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def judge(finds: CropDetections, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Compare K detections in each of B augmented images with the labels.
 
     Returns:
@@ -90,7 +90,7 @@ def judge(finds: Finds, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def choose(
-    finds: Finds,
+    finds: CropDetections,
     batch: Batch,
     similar: torch.Tensor,
     n_prompts: int,

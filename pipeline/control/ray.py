@@ -35,7 +35,16 @@ from saccade.pipeline.control.ray_state import PlacedStream, WorkerSlot
 from saccade.pipeline.control.results import ResultReceiver
 from saccade.pipeline.control.runner import Address, Ended, ModelInfo, WorkerStatus
 from saccade.pipeline.control.stores import MachineStores
-from saccade.pipeline.control.worker_calls import Batch, Ready, Report, Wish, WorkerSettings, taken, told, worker_values
+from saccade.pipeline.control.worker_calls import (
+    Batch,
+    ChangeRequest,
+    Ready,
+    Report,
+    WorkerSettings,
+    taken,
+    told,
+    worker_values,
+)
 from saccade.pipeline.errors import AwayError, ConfigError, RunFailed, StreamError, reason_of
 from saccade.pipeline.events.hub import Listener, notify
 from saccade.pipeline.events.machine import RuleState
@@ -536,7 +545,7 @@ class RayWorkers:
                     self._streams[name] = PlacedStream(config, worker.name, opened=1)
             self._changed.notify_all()
         if ready.machine and self._stores is not None:
-            self._stores.meet(ready.machine, ready.node)
+            self._stores.register(ready.machine, ready.node)
         self._open_waiting()
 
     def _take_messages(self, worker: WorkerSlot) -> str:
@@ -613,7 +622,7 @@ class RayWorkers:
         self._receiver.wait_end(ended.name, _LAST_S)
         self.on_end(ended)
 
-    def _grant(self, worker: WorkerSlot, wish: Wish) -> None:
+    def _grant(self, worker: WorkerSlot, wish: ChangeRequest) -> None:
         """Apply a stream change that a viewer requested through a worker, and send the result to the worker."""
         answer = told(lambda: self.on_wish(wish.stream, wish.values))
         with contextlib.suppress(ray.exceptions.RayError):

@@ -285,7 +285,7 @@ class MachineStores:
         """The names of the machines whose event store cannot be reached."""
         return sorted(machine for machine, store in self._stores() if store is not None and store.away)
 
-    def meet(self, machine: str, node: str) -> None:
+    def register(self, machine: str, node: str) -> None:
         """Register a machine that stores its own events. Return without waiting for the machine."""
         with self._lock:
             if machine not in self._remote:

@@ -100,7 +100,7 @@ class Report:
 
 
 @dataclass(slots=True, frozen=True)
-class Wish:
+class ChangeRequest:
     """A viewer's request to change a stream, which a worker forwards to the controller."""
 
     number: int
@@ -114,7 +114,7 @@ class Batch:
 
     Attributes:
         messages: pairs of a message type and a value: (`event`, record), (`ended`, Ended), (`closed`, stream name),
-            (`report`, Report), (`wish`, Wish) and (`warning`, line). The last message is (`end`, None).
+            (`report`, Report), (`wish`, ChangeRequest) and (`warning`, line). The last message is (`end`, None).
         results: pickled results for shared outputs.
     """
 

@@ -185,7 +185,7 @@ class InFlight:
         return isinstance(self.result, ResultFuture) and not self.result.begun and not self.result.done()
 
 
-class Flights:
+class InFlightQueue:
     """A queue of the frames in flight, oldest first.
 
     It contains up to `most` frames that the engine processes, plus one frame that the engine has not started.

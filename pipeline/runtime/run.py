@@ -38,7 +38,7 @@ from saccade.pipeline.events.stage import EventStage, event_stage
 from saccade.pipeline.events.verdicts import verdict_stage
 from saccade.pipeline.runtime.bounded_queue import BoundedQueue, QueueClosed, Taken
 from saccade.pipeline.runtime.delivery import Delivery, OutputDelivery
-from saccade.pipeline.runtime.engine_stream import EngineStream, Flights, InFlight, saccades_of
+from saccade.pipeline.runtime.engine_stream import EngineStream, InFlight, InFlightQueue, saccades_of
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.shared_threads import SharedTask, SharedThreads
 from saccade.pipeline.runtime.stats import Report, Stats, latency_of
@@ -125,7 +125,7 @@ class Run:
         policy = queue or (NEWEST if live else WAIT)
         self._newest = policy == NEWEST
         self._frames: BoundedQueue[Frame] = BoundedQueue(policy)  # unused with the policy `newest`
-        self._flights = Flights(in_flight)
+        self._flights = InFlightQueue(in_flight)
         self._stream = EngineStream(
             engine, self.name, in_flight, share or ShareSettings(), live=live, newest=self._newest, gpu=source.gpu
         )
@@ -420,7 +420,7 @@ class Run:
             result.cancel()
 
     def _note_answer(self, result: Future[Result]) -> None:
-        # `Flights.put` removes a superseded frame.
+        # `InFlightQueue.put` removes a superseded frame.
         if result.cancelled() or not isinstance(result.exception(), SupersededError):
             self._call_collecting()
 

@@ -26,6 +26,7 @@ from saccade.sinks.os_errors import write_failure
 from saccade.sinks.recording.archive import Archive
 from saccade.sinks.recording.cutter import FragmentCutter, TimedPacket
 from saccade.sinks.recording.place import RecordingPlace
+from saccade.sinks.video.audio import AudioWriter
 from saccade.sinks.video.fragments import (
     SOUND,
     VIDEO,
@@ -36,7 +37,6 @@ from saccade.sinks.video.fragments import (
     length_prefixed,
 )
 from saccade.sinks.video.part_file import SUFFIX, free_path
-from saccade.sinks.video.sound import AudioWriter
 from saccade.sources.live.packets import AudioPacket, CodedPacket, jumps, parameters_of
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from fractions import Fraction
 import av
 from av.container import OutputContainer
 
+from saccade.sinks.video.audio import AudioWriter
 from saccade.sinks.video.fragments import VIDEO_SCALE, sound_head_of
 from saccade.sinks.video.muxer import Muxer
-from saccade.sinks.video.sound import AudioWriter
 from saccade.sources.live.packets import AudioPacket
 
 log = logging.getLogger(__name__)

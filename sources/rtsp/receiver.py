@@ -17,9 +17,9 @@ from saccade.sources.rtp.h26x import H26xDepacketizer
 from saccade.sources.rtp.packet import RtpPacket, parse_rtp, signed
 from saccade.sources.rtp.reorder_buffer import Ordered, ReorderBuffer
 from saccade.sources.rtp.rtcp import SenderClock, SenderReport, parse_rtcp, picture_loss_indication, receiver_report
+from saccade.sources.rtsp.audio import AudioReceiver
 from saccade.sources.rtsp.client import Datagram, RedirectError
 from saccade.sources.rtsp.session import RtspSession
-from saccade.sources.rtsp.sound import AudioReceiver
 from saccade.sources.rtsp.transport import TransportChoice
 
 log = logging.getLogger(__name__)

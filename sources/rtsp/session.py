@@ -11,8 +11,8 @@ from urllib.parse import urljoin
 from saccade.sources.errors import LiveError, SourceError
 from saccade.sources.network.dialer import CheckAddress
 from saccade.sources.network.tls import TlsPolicy
+from saccade.sources.rtp.audio import CODECS as AUDIO_CODECS
 from saccade.sources.rtp.h26x import Codec
-from saccade.sources.rtp.sound import CODECS as AUDIO_CODECS
 from saccade.sources.rtsp.client import RedirectError, RtspClient
 from saccade.sources.rtsp.sdp import Media, parse_sdp
 from saccade.sources.rtsp.srtp import SrtpReceiver

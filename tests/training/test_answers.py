@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.engine.models.moondream.region import size_bin, size_value
-from saccade.engine.models.nano.detector_tower import DetectorTower, Finds
+from saccade.engine.models.nano.detector_tower import CropDetections, DetectorTower
 from saccade.engine.models.nano.picodet import Evidence
 from tests.support.training import CLASSES, random_start, small_config
 from training.answers import (
@@ -35,14 +35,14 @@ def fresh() -> Answerer:
     return Answerer(model, N_PROMPTS, N_OBJECTS).requires_grad_(False)
 
 
-def finds_of(rows: list[tuple[int, float, list[float]]]) -> Finds:
+def finds_of(rows: list[tuple[int, float, list[float]]]) -> CropDetections:
     """One view's finds (class, logit, box) and what fills them up."""
     spare = K - len(rows)
     boxes = torch.tensor([[box for _, _, box in rows] + [[0.0, 0.0, 0.1, 0.1]] * spare])
     labels = torch.tensor([[label for label, _, _ in rows] + [0] * spare])
     logits = torch.tensor([[logit for _, logit, _ in rows] + [-9.0] * spare])
     alive = torch.tensor([[True] * len(rows) + [False] * spare])
-    return Finds(boxes, labels, logits, alive, torch.arange(K).unsqueeze(0), torch.zeros(1, K, 12))
+    return CropDetections(boxes, labels, logits, alive, torch.arange(K).unsqueeze(0), torch.zeros(1, K, 12))
 
 
 def batch_of(boxes: list[tuple[int, bool, list[float]]], unknown: list[int] | None = None) -> Batch:
@@ -157,7 +157,7 @@ def test_a_wired_decoder_says_what_was_found() -> None:
     torch.manual_seed(1)
     corners = torch.rand(1, K, 2) * 0.6
     boxes = torch.cat([corners, corners + torch.rand(1, K, 2) * 0.3 + 0.05], dim=-1)
-    finds = Finds(
+    finds = CropDetections(
         boxes,
         torch.randint(0, 3, (1, K)),
         torch.linspace(3, -3, K).unsqueeze(0),

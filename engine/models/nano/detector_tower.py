@@ -43,7 +43,7 @@ _LANDSCAPE, _FLATTEST = 1.45, 0.65
 
 
 @dataclass(slots=True)
-class Finds:
+class CropDetections:
     """The best K detections in each of N crops, best first.
 
     Attributes:
@@ -52,7 +52,7 @@ class Finds:
         logits: (N, K) confidence as logit.
         alive: (N, K) bool, True for detections and False for padding.
         places: (N, K) int64 indices of the detector's grid cells; see `Evidence`.
-        traits: (N, K, traits) input features of the rescoring network `Judge`.
+        traits: (N, K, traits) input features of the rescoring network `Rescorer`.
     """
 
     boxes: torch.Tensor
@@ -63,7 +63,7 @@ class Finds:
     traits: torch.Tensor
 
 
-class Judge(nn.Module):
+class Rescorer(nn.Module):
     """Small network that rescores each detection by comparing it with detections of higher score nearby.
 
     The detector scores each grid cell independently. A duplicate of a detection may therefore have a high score.
@@ -114,7 +114,7 @@ class DetectorTower(CropReader):
         self.stem = PicoDet(config.n_classes, config.n_boxes)
         neck = self.stem.reduce[0].out_channels
         assert isinstance(neck, int)
-        self.judge = Judge(config.n_classes)
+        self.judge = Rescorer(config.n_classes)
         self.feature = nn.Linear(neck, width)
         self.evidence = nn.Linear(config.n_classes + 2, width)
         # Not nn.Embedding(…): on the meta device, its random initialization imports torch._dynamo, which takes 1.9 s.
@@ -207,7 +207,7 @@ class DetectorTower(CropReader):
         """Return the image tokens of the global crop, which is the only crop."""
         return features[0]
 
-    def find(self, evidence: Evidence, height: int, width: int) -> Finds:
+    def find(self, evidence: Evidence, height: int, width: int) -> CropDetections:
         """Return the best detections in crops of `height` × `width` pixels, from the outputs of the detector."""
         config, classes = self.config, evidence.classes
         top = classes.max(-1).values.topk(min(_PLACES, classes.shape[1]), dim=1).indices
@@ -233,7 +233,7 @@ class DetectorTower(CropReader):
         traits = traits_of(relations, boxes, labels, logits, alive)
         logits = self.judge(traits.to(self.feature.weight.dtype), labels).float()
         order = torch.where(alive, logits, logits - 100).topk(config.n_places, dim=1).indices
-        return Finds(
+        return CropDetections(
             _pick(boxes, order),
             labels.gather(1, order),
             logits.gather(1, order),
@@ -242,7 +242,7 @@ class DetectorTower(CropReader):
             _pick(traits, order),
         )
 
-    def tokens(self, evidence: Evidence, finds: Finds) -> torch.Tensor:
+    def tokens(self, evidence: Evidence, finds: CropDetections) -> torch.Tensor:
         """Return image tokens (N, n_tokens, proj_out_dim): one per detection, then one per cell of the coarse grid."""
         at, kind = finds.places.unsqueeze(-1), self.feature.weight.dtype
         features = evidence.features.gather(1, at.expand(-1, -1, evidence.features.shape[-1])).to(kind)
@@ -355,7 +355,7 @@ def octaves(values: torch.Tensor) -> torch.Tensor:
     return torch.cat([turns.cos(), turns.sin()], dim=-1).flatten(-2)
 
 
-def predecessors(finds: Finds) -> torch.Tensor:
+def predecessors(finds: CropDetections) -> torch.Tensor:
     """Return, for each detection, the index of the next better detection of the same class.
 
     The result is (N, K) int64. It is -1 for the best detection of a class.

@@ -78,7 +78,7 @@ class Look:
 
 
 @dataclass(slots=True, frozen=True)
-class _Wish:
+class _WindowRequest:
     """A request for a window on an object.
 
     `misses` is the number of consecutive windows that did not detect the object.
@@ -207,7 +207,7 @@ class Planner:
 
     # ---- look requests
 
-    def _wishes_of_motion(self, blobs: Sequence[Rect], seconds: float) -> list[_Wish]:
+    def _wishes_of_motion(self, blobs: Sequence[Rect], seconds: float) -> list[_WindowRequest]:
         recent = [box for box, at in self._recent if 0 <= seconds - at < _SURE_S]
         boxes = [_enlarged(box, 0.4 if self._is_small(box) else 0.05) for box in recent]
         boxes += [_enlarged(one.box_at(seconds), 0.6) for one in self._memory.known]
@@ -221,10 +221,10 @@ class Planner:
             patience = _MOTION_S * 2 ** min(self._fruitless[row, column], most)
             waited = seconds - self._tried[row, column]
             urgency = _MOST_URGENT if waited < 0 else min(_MOST_URGENT, waited / patience)
-            wishes.append(_Wish(blob, "motion", urgency))
+            wishes.append(_WindowRequest(blob, "motion", urgency))
         return wishes
 
-    def _wishes_of_objects(self, seconds: float) -> list[_Wish]:
+    def _wishes_of_objects(self, seconds: float) -> list[_WindowRequest]:
         """Return requests for windows on stored small objects, such as moving objects and objects with a low score."""
         wishes = []
         for one in self._memory.known:
@@ -243,10 +243,10 @@ class Planner:
             reason: Reason = "unsure" if unsure else "track"
             box = self._clipped(one.box_at(seconds))
             if rect_area(box) > 0:
-                wishes.append(_Wish(box, reason, min(_MOST_URGENT, urgency), one.misses))
+                wishes.append(_WindowRequest(box, reason, min(_MOST_URGENT, urgency), one.misses))
         return wishes
 
-    def _sweeps(self, left: int, most: int, wishes: Sequence[_Wish]) -> bool:
+    def _sweeps(self, left: int, most: int, wishes: Sequence[_WindowRequest]) -> bool:
         """Return whether the next window of a frame is a sweep window.
 
         Sweep windows cover the whole frame one after another.
@@ -268,7 +268,7 @@ class Planner:
 
     # ---- windows
 
-    def _share(self, wishes: Sequence[_Wish], seconds: float) -> tuple[Look, list[_Wish]]:
+    def _share(self, wishes: Sequence[_WindowRequest], seconds: float) -> tuple[Look, list[_WindowRequest]]:
         """Return a window that contains the region of the first request, and the requests that do not fit into it.
 
         The remaining area of the window covers the part of the frame that was processed longest ago. If the previous

@@ -52,7 +52,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
     loaded: list[str] = []
     both = stores.MachineStores(here, lambda records, machine: loaded.append(machine), lambda machine: THERE)
     made = Two(both, here, there)
-    both.meet("other", "node")
+    both.register("other", "node")
     wait_for(lambda: loaded == ["other"], LONG_S)
     yield made
     made.away = False

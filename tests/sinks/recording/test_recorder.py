@@ -21,8 +21,8 @@ from saccade.sinks import SinkError
 from saccade.sinks.recording import Archive, ArchiveError, PacketRecorder, RecordingPlace
 from saccade.sinks.recording import recorder as module
 from saccade.sinks.retention import elapsed_s
+from saccade.sinks.video.audio import AudioWriter
 from saccade.sinks.video.fragments import length_prefixed
-from saccade.sinks.video.sound import AudioWriter
 from saccade.sources.live.packets import AudioPacket, CodedPacket
 from tests.support.packets import coded, shown
 from tests.support.sinks.disk import FullDisk

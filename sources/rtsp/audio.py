@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from saccade.sources.live.clock import LIVE_BASE
 from saccade.sources.live.packets import AudioPacket
+from saccade.sources.rtp.audio import AudioDepacketizer
 from saccade.sources.rtp.packet import RtpPacket, parse_rtp, signed
 from saccade.sources.rtp.reorder_buffer import ReorderBuffer
 from saccade.sources.rtp.rtcp import SenderReport, parse_rtcp
-from saccade.sources.rtp.sound import AudioDepacketizer
 from saccade.sources.rtsp.sdp import Media
 
 _VIDEO_RATE = int(1 / LIVE_BASE)

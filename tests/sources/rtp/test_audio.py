@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from saccade.sources.live.clock import LIVE_BASE
 from saccade.sources.live.packets import adts_config
+from saccade.sources.rtp.audio import AudioDepacketizer, opus_samples
 from saccade.sources.rtp.rtcp import SenderReport
-from saccade.sources.rtp.sound import AudioDepacketizer, opus_samples
+from saccade.sources.rtsp.audio import AudioReceiver
 from saccade.sources.rtsp.sdp import parse_sdp
 from saccade.sources.rtsp.session import rtp_time_of
-from saccade.sources.rtsp.sound import AudioReceiver
 from tests.support.cameras.scripted import Packetizer, sender_report
 
 AAC = {"mode": "AAC-hbr", "config": "1190", "sizelength": "13", "indexlength": "3", "indexdeltalength": "3"}
