@@ -587,7 +587,7 @@ def _of(kind: type[T], modules: Iterable[nn.Module]) -> list[T]:
 def fast_dtype() -> torch.dtype:
     """Return the fastest dtype for the detector: bfloat16 if the CPU has bfloat16 instructions, else float32.
 
-    The detector has the same mean AP50 (0.562 on the validation split) in both dtypes.
+    The detector has the same mAP50 (0.562 on the validation split) in both dtypes.
     """
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if native else torch.float32

@@ -100,7 +100,7 @@ class DetectorTower(CropReader):
 
     Attributes:
         quick_crops: whether to resize with `resize`, which is faster than Pillow, and to use crops with fewer rows for
-            wide images. The crops are then not byte-identical with Pillow's. On the validation set, the mean AP50 is
+            wide images. The crops are then not byte-identical with Pillow's. On the validation set, the mAP50 is
             .572 with `quick_crops` and .562 without.
         asked: detector class index, keyed by the token IDs of the prompt that asks for the class.
     """
