@@ -161,6 +161,14 @@ def test_a_failing_stream_says_why_and_leads_back(page: Tab) -> None:
     assert words(page, "#message") == ""
 
 
+def test_a_missing_video_is_reported_in_the_words_of_the_server(page: Tab) -> None:
+    problem = page.eval(
+        "import(new URL('video/link.js', document.baseURI)).then(({ask}) => ask('streams/cellar/live.mp4'))"
+        ".catch(({message, final}) => ({message, final}))"
+    )
+    assert problem == {"message": "The server returned an error: this stream does not exist.", "final": False}
+
+
 def test_zones_are_drawn_moved_named_and_removed(page: Tab, demo: Demo) -> None:
     def regions() -> dict[str, dict[str, dict[str, list[list[float]]]]]:
         with urllib.request.urlopen(f"{demo.url}streams/hall/zones") as response:

@@ -40,10 +40,9 @@ export async function ask(path, init = {}) {
   switch (response.status) {
     case 401: throw new Problem("This server requires a token. Add ?token=… to the address of this page.", true);
     case 403: throw new Problem(`The server rejected the request: ${reason}.`, true);
-    case 404: throw new Problem("The video of this stream is not available now.");
-    case 503: throw new Problem(`The server is full: ${reason}.`);
     default: {
-      const problem = new Problem(`The server returned an error: ${reason || response.statusText}.`, response.status < 500);
+      const final = response.status < 500 && response.status !== 404;  // a stream that ended may start again
+      const problem = new Problem(`The server returned an error: ${reason || response.statusText}.`, final);
       throw Object.assign(problem, {body});
     }
   }
