@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saccade.engine.errors import EngineClosedError
+from saccade.pipeline.analytics.stages import find_stage
 from saccade.pipeline.config import ListedStream, RunConfig
 from saccade.pipeline.config.queue_policy import NEWEST
 from saccade.pipeline.control.load import rss_bytes
@@ -36,7 +37,7 @@ from saccade.pipeline.control.worker_calls import Batch, ChangeRequest, Ready, R
 from saccade.pipeline.errors import AwayError, ConfigError, StreamError, one_line
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.record import Event, read_event
-from saccade.pipeline.events.stage import event_stage
+from saccade.pipeline.events.stage import EventStage
 from saccade.pipeline.events.storage.recorder import MediaWriter
 from saccade.pipeline.events.storage.store_reader import media_path
 from saccade.pipeline.events.verdicts import Verdict
@@ -272,7 +273,7 @@ class Worker:
     def _hand_over(self, name: str, wanted: ListedStream, other: Worker) -> None:
         events: list[Event] = []
         if name in self.local.names:
-            stage = event_stage(self.local.streams.get(name).stages)
+            stage = find_stage(self.local.streams.get(name).stages, EventStage)
             if stage is not None:
                 stage.moves = True
             self.local.remove(name)
@@ -340,7 +341,7 @@ class Worker:
         seen = {}
         for name in self.local.streams.names:
             with contextlib.suppress(StreamError):
-                stage = event_stage(self.local.streams.get(name).stages)
+                stage = find_stage(self.local.streams.get(name).stages, EventStage)
                 seen[name] = stage.seen if stage else {}
         sinks = [one for one in self.local.sink_statuses() if one[0]]
         return Report(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -158,11 +158,6 @@ class AnalyzeStage:
             extras,
         )
         return counted, zones_of
-
-
-def analyze_stage(stages: Iterable[object]) -> AnalyzeStage | None:
-    """Return the `AnalyzeStage` of a stream, or None if the stream has no such stage."""
-    return next((stage for stage in stages if isinstance(stage, AnalyzeStage)), None)
 
 
 def _box_of(one: Box | Spot) -> tuple[float, float, float, float]:

@@ -7,12 +7,14 @@ Each stream has its own stage and gate objects, so they can store state between 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:  # the names of stages are read with a configuration, before numpy or FFmpeg is needed
     from saccade.engine.results import Result
     from saccade.sources import Frame
+
+T = TypeVar("T")
 
 
 class Stage(Protocol):
@@ -45,6 +47,11 @@ class KeepingStage(Stage, Protocol):
     @property
     def kept(self) -> dict[str, int]:
         """Return the number of stored items by kind, such as `tracks`. Thread-safe."""
+
+
+def find_stage(stages: Iterable[object], kind: type[T]) -> T | None:
+    """Return the first stage of a class, or None if there is none."""
+    return next((stage for stage in stages if isinstance(stage, kind)), None)
 
 
 class Gate(Protocol):

@@ -14,8 +14,9 @@ import cv2
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from saccade.pipeline.analytics.analyze import analyze_stage
+from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.settings import Regions
+from saccade.pipeline.analytics.stages import find_stage
 from saccade.pipeline.api.forward import InThisProcess, WorkerRoute
 from saccade.pipeline.api.routes import Json, Routes, Wanted
 from saccade.pipeline.api.streams import Changing, known
@@ -88,7 +89,7 @@ async def counts(name: str, controller: Wanted, since: str = "0") -> Counted:
 @drawn.get("/streams/{name}/heatmap.png", role="viewer", response_class=Response)
 async def heatmap(name: str, here: InThisProcess) -> Response:
     """Return the heatmap of object positions as a transparent PNG, to show over the video."""
-    stage = analyze_stage(here.running(name).stages)
+    stage = find_stage(here.running(name).stages, AnalyzeStage)
     if stage is None:
         raise HttpError(409, f"stream '{name}' was opened without the stage that counts objects in zones and at lines")
     heat = stage.heat

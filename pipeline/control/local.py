@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from saccade.engine.errors import EngineError
-from saccade.pipeline.analytics.analyze import analyze_stage
+from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.counts import Minute, Totals
+from saccade.pipeline.analytics.stages import find_stage
 from saccade.pipeline.config import ListedStream, RunConfig
 from saccade.pipeline.config.prompts import Prompts
 from saccade.pipeline.config.queue_policy import NEWEST
@@ -36,11 +37,11 @@ from saccade.pipeline.errors import ConfigError, RunFailed, StreamError, reason_
 from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.machine import RuleState
 from saccade.pipeline.events.record import Change, read_event
-from saccade.pipeline.events.stage import event_stage
+from saccade.pipeline.events.stage import EventStage
 from saccade.pipeline.events.storage.recorder import MediaWriter
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.storage.store_reader import EventQuery, StoreError
-from saccade.pipeline.events.verdicts import Verdict, verdict_stage
+from saccade.pipeline.events.verdicts import Verdict, VerdictStage
 from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.run import Run
 from saccade.pipeline.runtime.stream import EventPlaces, OpenedStream, load_engine, open_source_of, open_stream
@@ -378,7 +379,7 @@ class Local:
             StreamError: if the stream is not running.
         """
         run = self.streams.get(name)
-        stage = event_stage(run.stages)
+        stage = find_stage(run.stages, EventStage)
         return None if stage is None or run.config is None else list(stage.states)
 
     def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
@@ -387,7 +388,7 @@ class Local:
         Raises:
             StreamError: if the stream is not running or has no zones.
         """
-        stage = analyze_stage(self.streams.get(name).stages)
+        stage = find_stage(self.streams.get(name).stages, AnalyzeStage)
         if stage is None:
             raise StreamError(f"stream '{name}' was opened without the stage that counts objects in zones and at lines")
         return stage.totals(), list(stage.minutes(since))
@@ -415,7 +416,7 @@ class Local:
     def held_back(self, stream: str) -> dict[str, int]:
         """Return the number of detections that a stream has suppressed, by event ID of the false alarm."""
         run = self._running(stream)
-        stage = None if run is None else verdict_stage(run.stages)
+        stage = None if run is None else find_stage(run.stages, VerdictStage)
         return {} if stage is None else stage.held_back
 
     def address(self, stream: str | None) -> Address | None:

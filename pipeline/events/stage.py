@@ -282,8 +282,3 @@ class EventStage:
                     self._recorder.finish(event)
                     self._media.pop(event.id, None)
             self._publish(Change(change.kind, event))
-
-
-def event_stage(stages: Iterable[object]) -> EventStage | None:
-    """Return the `EventStage` of a stream, or None if the stream has no such stage."""
-    return next((stage for stage in stages if isinstance(stage, EventStage)), None)

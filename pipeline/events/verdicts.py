@@ -9,7 +9,7 @@ model cannot describe the appearance, only position and size are compared.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -150,8 +150,3 @@ class VerdictStage:
         if self.look is not None and any(one.look is not None for one in near):
             look = self.look(frame.image, (box.x1, box.y1, box.x2, box.y2))
         return next((one for one in near if one.looks_like(look)), None)
-
-
-def verdict_stage(stages: Iterable[object]) -> VerdictStage | None:
-    """Return the `VerdictStage` of a stream, or None if the stream has no such stage."""
-    return next((stage for stage in stages if isinstance(stage, VerdictStage)), None)

@@ -31,11 +31,11 @@ from saccade.engine.tasks.task import Task, Window
 from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.motion import MotionGate
 from saccade.pipeline.analytics.saccades.stage import SaccadeStage
-from saccade.pipeline.analytics.stages import ClosableStage, Gate, KeepingStage, Stage
+from saccade.pipeline.analytics.stages import ClosableStage, Gate, KeepingStage, Stage, find_stage
 from saccade.pipeline.config import ListedStream, ShareSettings
 from saccade.pipeline.config.queue_policy import NEWEST, WAIT, QueuePolicy
-from saccade.pipeline.events.stage import EventStage, event_stage
-from saccade.pipeline.events.verdicts import verdict_stage
+from saccade.pipeline.events.stage import EventStage
+from saccade.pipeline.events.verdicts import VerdictStage
 from saccade.pipeline.runtime.bounded_queue import BoundedQueue, QueueClosed, Taken
 from saccade.pipeline.runtime.delivery import Delivery, OutputDelivery
 from saccade.pipeline.runtime.engine_stream import EngineStream, InFlight, InFlightQueue, saccades_of
@@ -117,7 +117,7 @@ class Run:
         self._source, self._engine = source, engine
         self._tasks, self._tiles = tuple(tasks), tiles
         self._stages, self._gates = tuple(stages), tuple(gates)
-        self._saccades = next((stage for stage in stages if isinstance(stage, SaccadeStage)), None)
+        self._saccades = find_stage(stages, SaccadeStage)
         self.recorder: PacketRecorder | None = None
         """The recorder of the source's packets; the caller owns it."""
         self.name = source.name if name is None else name
@@ -282,7 +282,7 @@ class Run:
         looks = self._saccades.counts if self._saccades else {}
         kept = {name: n for stage in self._stages if isinstance(stage, KeepingStage) for name, n in stage.kept.items()}
         report = self._stats.report(drops, self._source.corrupt_packets, waiting, looks, kept)
-        verdicts, events = verdict_stage(self._stages), event_stage(self._stages)
+        verdicts, events = find_stage(self._stages, VerdictStage), find_stage(self._stages, EventStage)
         return replace(
             report,
             held_back=sum(verdicts.held_back.values()) if verdicts else 0,

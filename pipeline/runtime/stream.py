@@ -16,7 +16,7 @@ from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.heatmap import HeatmapStage
 from saccade.pipeline.analytics.motion import FINE_ROWS, CameraGate, MotionGate, MotionMap
 from saccade.pipeline.analytics.saccades.stage import SaccadeStage
-from saccade.pipeline.analytics.stages import GATES, STAGES, ClosableStage, Gate, Stage
+from saccade.pipeline.analytics.stages import GATES, STAGES, ClosableStage, Gate, Stage, find_stage
 from saccade.pipeline.config import ListedStream, RunConfig, StreamConfig
 from saccade.pipeline.config.queue_policy import QueuePolicy
 from saccade.pipeline.errors import ConfigError
@@ -24,7 +24,7 @@ from saccade.pipeline.events.hub import EventHub
 from saccade.pipeline.events.machine import GAP_S
 from saccade.pipeline.events.record import Event
 from saccade.pipeline.events.settings import AskSettings
-from saccade.pipeline.events.stage import EventStage, event_stage
+from saccade.pipeline.events.stage import EventStage
 from saccade.pipeline.events.storage.recorder import MediaWriter, Recorder
 from saccade.pipeline.events.verdicts import Verdict, VerdictStage
 from saccade.pipeline.runtime.engine_stream import saccades_of
@@ -94,7 +94,7 @@ class OpenedStream:
 
     def resume(self, events: Iterable[Event]) -> None:
         """Continue events that were open when the stream last stopped. The stream may have run on another worker."""
-        if (stage := event_stage(self._stages)) is not None:
+        if (stage := find_stage(self._stages, EventStage)) is not None:
             stage.resume(events)
 
     def start(self, streams: Streams, *, reserved: bool = False) -> Run:

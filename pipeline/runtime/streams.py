@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
 from saccade.engine.tasks.task import Task
-from saccade.pipeline.analytics.analyze import analyze_stage
+from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.counts import Totals
-from saccade.pipeline.analytics.stages import Gate, Stage
+from saccade.pipeline.analytics.stages import Gate, Stage, find_stage
 from saccade.pipeline.config import ListedStream, Prompts, ShareSettings
 from saccade.pipeline.config.queue_policy import QueuePolicy
 from saccade.pipeline.config.stream_names import check_free
@@ -102,7 +102,7 @@ def status_of(run: Run) -> StreamStatus:
     elif (waited_s := run.waiting_s) > _STUCK_S:
         state, reason = "stuck", f"no result from the model for {waited_s:.0f} s"
     url = redact(info.url)
-    analysis = analyze_stage(run.stages)
+    analysis = find_stage(run.stages, AnalyzeStage)
     counts = analysis.totals() if analysis else None
     return StreamStatus(
         run.name,

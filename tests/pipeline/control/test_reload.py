@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from saccade.engine.tasks import Detect
-from saccade.pipeline.analytics.analyze import analyze_stage
+from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.settings import Regions
+from saccade.pipeline.analytics.stages import find_stage
 from saccade.pipeline.config import StreamConfig
 from saccade.pipeline.config.file import load
 from saccade.pipeline.control.config_file import ConfigFile
@@ -68,7 +69,7 @@ def test_only_what_has_changed_is_touched(config: Config) -> None:
     assert config.change("conf: 0.6", "conf: 0.7") == [f"{yard.name}: changed conf"]
     assert yard.tasks == (Detect("person", 50, 0.7),)
     assert config.change("/hall\n", "/hall\n    zones: {door: '.1,.1,.9,.1,.9,.9'}\n") == ["hall: changed zones"]
-    stage = analyze_stage(hall.stages)
+    stage = find_stage(hall.stages, AnalyzeStage)
     assert stage is not None
     assert list(stage.totals().zones) == ["door"]
     assert config.change("/hall\n", "/lobby\n") == ["hall: restarted, changed source"]
