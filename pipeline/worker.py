@@ -170,7 +170,7 @@ class Worker:
 
         self.secret = secrets.token_urlsafe(32)
         self.server: HttpServer = serve_local(
-            self.local, self.wish, host, 0, self.secret, Path(media) if media else None, config.ice_servers
+            self.local, self.wish, host, self.secret, Path(media) if media else None, config.ice_servers
         )
         self._stack.callback(self.server.close)
         self.local.on_end = self._ended

@@ -287,10 +287,9 @@ def serve_local(
     local: Local,
     update: Update,
     host: str,
-    port: int,
     secret: str,
-    media: Path | None = None,
-    ice_servers: Sequence[str] = (),
+    media: Path | None,
+    ice_servers: Sequence[str],
 ) -> HttpServer:
     """Serve the routes that need video frames or the engine, until the returned server is closed.
 
@@ -299,8 +298,7 @@ def serve_local(
     Args:
         local: the streams of the worker.
         update: changes the settings of a stream.
-        host: address to listen on.
-        port: port to listen on; 0 for any free port.
+        host: address to listen on, at any free port.
         secret: secret that the controller and the worker share.
         media: folder of clips and snapshots on this machine, or None.
         ice_servers: addresses of STUN and TURN servers, see `ice_server`.
@@ -310,7 +308,7 @@ def serve_local(
     """
     parts, closing = local_parts(local, update, ice_servers)
     parts[_Media] = _Media(media)
-    return HttpServer([*LOCAL, _of_worker], parts, host, port, access=WorkerAccess(secret), on_cleanup=closing)
+    return HttpServer([*LOCAL, _of_worker], parts, host, 0, access=WorkerAccess(secret), on_cleanup=closing)
 
 
 class _Media:
