@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from saccade.pipeline.events.conditions import Condition
 from saccade.pipeline.events.places import REMOVED_S, STILL_S
-from saccade.pipeline.events.questions import Answer, Question, Questions
+from saccade.pipeline.events.questions import Question, Questions
 from saccade.pipeline.events.record import Change, Event, Kind, new_id
 from saccade.pipeline.events.scene import Scene, Track
 from saccade.pipeline.events.settings import RuleSettings
@@ -229,6 +229,10 @@ class RuleState:
 class RuleMachine:
     """Evaluates one rule in one stream, and creates its events.
 
+    Attributes:
+        questions: the questions of the rule, and the model's answers.
+        event: the open event of the rule, or None.
+
     Args:
         rule: the rule to evaluate.
         stream: name of the stream.
@@ -256,7 +260,7 @@ class RuleMachine:
         self._chance = chance
         self._gap_s = gap_s
         self._watch = Watch(rule.condition, names, gap_s, rule.confirm_looks)
-        self._questions = Questions(rule)
+        self.questions = Questions(rule)
         self._held: dict[int, Moment] = {}  # the tracks that fulfil the condition, regardless of answers
         self._crossed: dict[
             int, tuple[Track, Moment]
@@ -265,7 +269,7 @@ class RuleMachine:
         ended = resumed is not None and resumed.end_time is not None
         self._ended_before = resumed if ended else None
         resumed = None if ended else resumed
-        self._event = resumed
+        self.event = resumed
         self._published = resumed
         self._resuming = resumed is not None  # whether a resumed event still waits for its condition
         if resumed is not None:
@@ -275,15 +279,10 @@ class RuleMachine:
         self._last_s = 0.0
 
     @property
-    def event(self) -> Event | None:
-        """The open event of the rule, or None."""
-        return self._event
-
-    @property
     def state(self) -> RuleState:
         """The current state of the rule. Thread-safe."""
-        held, event = self._held, self._event
-        p_yes = self._questions.p_yes(list(held)) if held else None
+        held, event = self._held, self.event
+        p_yes = self.questions.p_yes(list(held)) if held else None
         running = (None, None) if event is None else (event.id, event.start_time)
         return RuleState(self.rule.name, bool(held), p_yes, *running)
 
@@ -298,8 +297,8 @@ class RuleMachine:
             if self._ended_before is not None and scene.capture_clock != "file":
                 passed_s = scene.captured_at - (self._ended_before.end_time or 0.0)
                 self._free_at = scene.seconds + self.rule.cooldown - max(0.0, passed_s)
-            if self._event is not None and not _soon_after(self._event, scene):
-                changes += self._stop(scene.seconds - max(0.0, scene.captured_at - self._event.frame_time))
+            if self.event is not None and not _soon_after(self.event, scene):
+                changes += self._stop(scene.seconds - max(0.0, scene.captured_at - self.event.frame_time))
         elif scene.seconds < self._last_s or scene.seconds - self._last_s > self._gap_s:
             changes += self.end()
             self._crossed = {}
@@ -307,8 +306,8 @@ class RuleMachine:
             self._free_at = float("-inf")
         self._last_s = scene.seconds
         self._held = self._with_crossed(scene, self._watch.update(scene) or {})
-        held = self._questions.agreed(self._held)
-        self._answered = {number for number in held if not self._questions.lacks(number, number in scene.tracks)}
+        held = self.questions.agreed(self._held)
+        self._answered = {number for number in held if not self.questions.lacks(number, number in scene.tracks)}
         if not held:
             if (
                 self._resuming
@@ -317,40 +316,25 @@ class RuleMachine:
             ):
                 return changes
             return [*changes, *self._stop(scene.seconds)]
-        if self._event is None:
+        if self.event is None:
             if scene.seconds >= self._free_at:
-                self._event = self._begin(scene, held)
+                self.event = self._begin(scene, held)
                 changes.append(self._publish("begin"))
             return changes
-        self._event = self._renewed(self._event, scene, held)
-        if self._resuming or self._worth_an_update(self._event):
+        self.event = self._renewed(self.event, scene, held)
+        if self._resuming or self._worth_an_update(self.event):
             changes.append(self._publish("update"))
         if self._resuming:
             self._resuming = False
             self._watch.carried_until = scene.seconds + self.rule.condition.for_s + SETTLE_S
         return changes
 
-    def questions(self, scene: Scene) -> list[Question]:
+    def due(self, scene: Scene) -> list[Question]:
         """Return the questions to ask the model about the last scene (the tracks of a frame).
 
-        Call `refuse` for each question that cannot be asked now.
+        Call `questions.refuse` for each question that cannot be asked now. The next `step` uses the answers.
         """
-        return self._questions.due(scene, self._held) if self.rule.asks else []
-
-    def refuse(self, question: Question) -> None:
-        """Mark a question as not asked, because too many questions are in flight.
-
-        `questions` returns it again later.
-        """
-        self._questions.refuse(question)
-
-    def take(self, answer: Answer) -> None:
-        """Store the model's answer to a question. The next `step` uses it."""
-        self._questions.take(answer)
-
-    def attributes(self, track: int) -> dict[str, str]:
-        """Return the known attributes of a track: the model's answers, by attribute name."""
-        return self._questions.attributes(track)
+        return self.questions.due(scene, self._held) if self.rule.asks else []
 
     def end(self) -> list[Change]:
         """End the open event, because the stream has ended or no frame has arrived for too long.
@@ -369,16 +353,16 @@ class RuleMachine:
         self._crossed = {
             number: one
             for number, one in self._crossed.items()
-            if number not in self._answered and self._questions.may_agree(number, number in scene.tracks)
+            if number not in self._answered and self.questions.may_agree(number, number in scene.tracks)
         } | {number: (scene.tracks[number], at) for number, at in held.items()}
         return {number: at for number, (_, at) in self._crossed.items()}
 
     def _stop(self, seconds: float) -> list[Change]:
-        if self._event is None:
+        if self.event is None:
             return []
-        self._event = replace(self._event, end_time=_end_time(self._event), count=0)
+        self.event = replace(self.event, end_time=_end_time(self.event), count=0)
         change = self._publish("end")
-        self._event = self._published = None
+        self.event = self._published = None
         self._resuming, self._watch.carried_until = False, float("-inf")
         self._free_at = seconds + self.rule.cooldown
         return [change]
@@ -419,9 +403,9 @@ class RuleMachine:
         zones = tuple(dict.fromkeys(zone for track in tracks for zone in track.zones))
         found: dict[str, Any] = {}
         if self.rule.asks:
-            found["p_yes"] = self._questions.p_yes(list(held))
-            found["answers"] = {**event.answers, **self._questions.answers(numbers)}
-            known = {name: text for track in numbers for name, text in self._questions.attributes(track).items()}
+            found["p_yes"] = self.questions.p_yes(list(held))
+            found["answers"] = {**event.answers, **self.questions.answers(numbers)}
+            known = {name: text for track in numbers for name, text in self.questions.attributes(track).items()}
             found["attributes"] = known or event.attributes
         # A track hidden at the begin of the event keeps its last score, and the event has no box.
         if shown := seen or (tracks if event.box is None else []):
@@ -453,9 +437,9 @@ class RuleMachine:
         return counts or event.top_score >= old.top_score + _RISE
 
     def _publish(self, kind: Kind) -> Change:
-        assert self._event is not None
-        self._published = self._event
-        return Change(kind, self._event)
+        assert self.event is not None
+        self._published = self.event
+        return Change(kind, self.event)
 
 
 def _end_time(event: Event) -> float:

@@ -166,7 +166,7 @@ class EventStage:
         if self._asker is not None:
             for answer in self._asker.answers():
                 if (asking := machines.get(answer.question.rule)) is not None:
-                    asking.take(answer)
+                    asking.questions.take(answer)
         for machine in machines.values():
             changes = machine.step(scene)
             self._tell(changes)
@@ -185,7 +185,7 @@ class EventStage:
         known = tuple(
             Attributes(number, found)
             for number in scene.tracks
-            if (found := {name: text for one in asking_of for name, text in one.attributes(number).items()})
+            if (found := {name: text for one in asking_of for name, text in one.questions.attributes(number).items()})
         )
         if known:
             return replace(result, extras={**result.extras, Attributes.key: known})
@@ -240,9 +240,9 @@ class EventStage:
         self._resumed = {}
 
     def _ask(self, asker: Asker, machine: RuleMachine, scene: Scene, frame: Frame) -> None:
-        for question in machine.questions(scene):
+        for question in machine.due(scene):
             if not asker.ask(question, scene, frame.image):
-                machine.refuse(question)
+                machine.questions.refuse(question)
 
     def _machine_of(self, rule: RuleSettings, stream: str) -> RuleMachine:
         old = self._machines.get(rule.name)

@@ -35,12 +35,12 @@ def run(
         t = number * step_s
         for due, answer in list(waiting):
             if due <= t:
-                machine.take(answer)
+                machine.questions.take(answer)
                 waiting.remove((due, answer))
         shown = scene(t, tracks(t), box=box(t), crossed={"gate": crossed(t)})
         object.__setattr__(shown, "sharpness", lambda track, t=t: sharp(t))
         steps += [(t, change.kind) for change in machine.step(shown)]
-        for question in machine.questions(shown):
+        for question in machine.due(shown):
             asked.append((t, question.name or question.kind, question.track))
             response = respond(t, question)
             if isinstance(response, float):
@@ -163,7 +163,7 @@ def test_attributes_are_asked_once_and_again_when_grown() -> None:
     steps, asked, machine = run(JACKET, lambda t, q: f"{q.name} {t:g}", 9, box=box)
     assert asked == [(0, "jacket", 1), (0, "hat", 1), (6.0, "jacket", 1), (6.0, "hat", 1)]
     assert steps == [(0, "begin"), (1.0, "update"), (7.0, "update")]
-    assert machine.attributes(1) == {"jacket": "jacket 6", "hat": "hat 6"}
+    assert machine.questions.attributes(1) == {"jacket": "jacket 6", "hat": "hat 6"}
     assert machine.event is not None
     assert machine.event.attributes == {"jacket": "jacket 6", "hat": "hat 6"}
 
@@ -220,10 +220,10 @@ def test_a_crossing_lasts_until_its_attributes_are_known(
     machine = RuleMachine(RuleSettings.model_validate(settings), "door")
     crossing = scene(0, {1: "person"}, crossed={"gate": {1: "forward"}})
     assert [change.kind for change in machine.step(crossing)] == ["begin"]
-    questions = machine.questions(crossing)
+    questions = machine.due(crossing)
     assert machine.step(scene(0.5, {1: "person"})) == []
     for question in questions:
-        machine.take(Answer(question, answer))
+        machine.questions.take(Answer(question, answer))
     assert [change.kind for change in machine.step(scene(1, {1: "person"}))] == kinds
     (end,) = machine.step(scene(1.5, {1: "person"}))
     assert (end.kind, end.event.attributes) == ("end", attributes)
@@ -253,9 +253,9 @@ def test_a_refused_question_is_due_again() -> None:
     for t in (0.0, 0.5):
         shown = scene(t, {1: "person"})
         machine.step(shown)
-        (question,) = machine.questions(shown)
-        machine.refuse(question)
-    assert machine.questions(scene(0.6, {1: "person"}, hidden=[1])) == []
+        (question,) = machine.due(shown)
+        machine.questions.refuse(question)
+    assert machine.due(scene(0.6, {1: "person"}, hidden=[1])) == []
 
 
 @pytest.mark.parametrize(
