@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,26 +36,6 @@ _LEAST = 32  # smallest side of a crop, in pixels
 _MAX_TOKENS = 24  # for an attribute in free text
 
 
-class AskEngine(Protocol):
-    """The interface of an engine that answers questions about images."""
-
-    def ask(
-        self, image: NDArray[np.uint8], text: str, choices: tuple[str, ...], deadline_s: float
-    ) -> Future[tuple[str, Mapping[str, float]]]:
-        """Submit a question about an image without waiting for the answer.
-
-        Args:
-            image: (height, width, 3) uint8 RGB. It must not change afterwards.
-            text: the question.
-            choices: the allowed answers; empty for free text.
-            deadline_s: timeout in seconds. After the timeout, the question is cancelled and the future fails.
-
-        Returns:
-            A future of the answer and the probability of each choice.
-        """
-        ...
-
-
 class ModelAskEngine:
     """Answers questions with an engine that supports `Query` tasks.
 
@@ -74,7 +54,17 @@ class ModelAskEngine:
     def ask(
         self, image: NDArray[np.uint8], text: str, choices: tuple[str, ...], deadline_s: float
     ) -> Future[tuple[str, Mapping[str, float]]]:
-        """Submit a question as a `Query` task, without waiting for the answer."""
+        """Submit a question about an image as a `Query` task, without waiting for the answer.
+
+        Args:
+            image: (height, width, 3) uint8 RGB. It must not change afterwards.
+            text: the question.
+            choices: the allowed answers; empty for free text.
+            deadline_s: timeout in seconds. After the timeout, the question is cancelled and the future fails.
+
+        Returns:
+            A future of the answer and the probability of each choice.
+        """
         task = Query(text, max_tokens=_MAX_TOKENS, choices=choices)
         asked = self._engine.submit(image, [task], deadline_s=deadline_s, stream=_STREAM)
         answered: Future[tuple[str, Mapping[str, float]]] = Future()
@@ -109,7 +99,7 @@ class Asker:
             used for the frames after its arrival.
     """
 
-    def __init__(self, engine: AskEngine, *, deadline_s: float = 2.0, wait: bool = False) -> None:
+    def __init__(self, engine: ModelAskEngine, *, deadline_s: float = 2.0, wait: bool = False) -> None:
         self._engine = engine
         self._deadline_s = deadline_s
         self._wait = wait
