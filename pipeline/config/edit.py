@@ -193,14 +193,19 @@ def _replace(path: Path, text: str, check: Callable[[Path], object]) -> None:
         check(beside)
         os.chmod(beside, real.stat().st_mode & 0o7777)
         os.replace(beside, real)
-        folder = os.open(real.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(real.parent)
     except ConfigError as error:
         beside.unlink(missing_ok=True)
         raise ConfigError(f"the configuration was not saved: {str(error).replace(str(beside), path.name)}") from None
     except OSError:
         beside.unlink(missing_ok=True)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync a folder to disk, so that a new file in the folder survives a power failure."""
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

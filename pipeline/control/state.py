@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from saccade.pipeline.config import ListedStream, RunConfig
+from saccade.pipeline.config.edit import sync_folder
 from saccade.pipeline.errors import ConfigError, NotKeptError
 
 _SCHEMA = "CREATE TABLE IF NOT EXISTS streams (of TEXT NOT NULL, place INTEGER NOT NULL, config TEXT NOT NULL)"
@@ -108,7 +109,7 @@ class StateFile:
             with db:
                 db.execute("BEGIN EXCLUSIVE")
                 db.execute(_SCHEMA)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         except (OSError, sqlite3.Error) as error:
             db.close()
             if "locked" in str(error):
@@ -131,12 +132,3 @@ def plain(stream: ListedStream) -> dict[str, Any]:
     """Return the explicitly set keys of a stream configuration, with their values as JSON values."""
     values: dict[str, Any] = stream.model_dump(mode="json", exclude_unset=True)
     return values
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder to disk, so that a new file in the folder survives a power failure."""
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
