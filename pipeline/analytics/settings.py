@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WrapValidator, field_validator
 
 from saccade.pipeline.analytics.geometry import Point, area
-from saccade.pipeline.settings import Names, NullIsUnset, Seconds, Text, keep_bytes, setting
+from saccade.pipeline.settings import Names, NullIsUnset, Seconds, Text, as_list, keep_bytes, setting
 
 MAX_REGIONS = 64
 
@@ -58,12 +58,8 @@ def _polygon(points: list[Point]) -> list[Point]:
     return points
 
 
-def _polygons(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
 Polygon = Annotated[Points, AfterValidator(_polygon)]
-Polygons = Annotated[list[Polygon], BeforeValidator(_polygons), Field(max_length=MAX_REGIONS)]
+Polygons = Annotated[list[Polygon], BeforeValidator(as_list), Field(max_length=MAX_REGIONS)]
 
 
 def _line(points: list[Point]) -> list[Point]:

@@ -18,11 +18,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import time
 from functools import cache, lru_cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from lark import Lark, Token, Transformer, UnexpectedInput, UnexpectedToken
 
-from saccade.pipeline.settings import PlacedError
+from saccade.pipeline.settings import PlacedError, read_seconds
 
 Kind = Literal["present", "inside", "crosses", "count", "absent", "removed", "reports"]
 Motion = Literal["moving", "stationary", "appeared"]
@@ -86,7 +86,6 @@ _SHOWN = {
 }
 _SIGNAL = re.compile(r"motion|input( .+)?")
 _KEYWORDS = set(re.findall(r'"(\w+)"i', GRAMMAR))
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
@@ -223,7 +222,7 @@ class _Reader(Transformer[Token, Condition]):
     def start(self, found: list) -> Condition:  # type: ignore[type-arg]
         """Build the complete condition, including its `for` and `between` clauses."""
         condition, _, duration, _, begin, _, end = found
-        for_s = 0.0 if duration is None else _seconds(duration)
+        for_s: Any = 0.0 if duration is None else read_seconds(duration.lower())
         between = None if begin is None else (time.fromisoformat(_padded(begin)), time.fromisoformat(_padded(end)))
         made: Condition = replace(condition, for_s=for_s, between=between)
         return made
@@ -232,11 +231,6 @@ class _Reader(Transformer[Token, Condition]):
 def _motion(word: str | None) -> Motion | None:
     known: tuple[Motion, ...] = get_args(Motion)
     return None if word is None else known[known.index(word.lower())]
-
-
-def _seconds(text: str) -> float:
-    digits = text.rstrip("msh MSH")
-    return float(digits) * _UNITS[text[len(digits) :].lower()]
 
 
 def _padded(clock: str) -> str:

@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from saccade.pipeline.events.storage.database import NewerError, check_version
 from saccade.pipeline.events.verdicts import Verdict
+from saccade.pipeline.settings import read_seconds
 
 _FIRST_SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
@@ -96,8 +97,7 @@ MEDIA = {"snapshot": ".jpg", "clip": ".mp4"}
 LONG_S = 10.0
 NEWER = "written by a newer version of saccade; update saccade, or use another folder"
 _ID = re.compile(r"[\w.-]{1,100}")
-_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_AGO = re.compile(r"\d+(\.\d+)?[smhd]")
 _WORD = re.compile(r"[^\W_]+")  # the tokenization of the index
 
 
@@ -224,8 +224,8 @@ def time_of_text(text: str) -> float:
     Raises:
         ValueError: if the text is neither a Unix time nor a duration.
     """
-    if found := _AGO.fullmatch(text):
-        return time.time() - float(found[1]) * _UNITS[found[2]]
+    if _AGO.fullmatch(text):
+        return time.time() - cast(float, read_seconds(text))
     return finite(
         text, "since should be a Unix time in seconds, such as 1795262111, or a duration before now, such as 1d"
     )
