@@ -68,23 +68,13 @@ class EngineStream:
         self._newest_submitted: tuple[ResultFuture, float] | None = None
         self._begun_at = -math.inf  # submission time of the newest frame that the engine has started
 
-    @property
-    def share(self) -> ShareSettings:
-        """The scheduling settings of the stream."""
-        return self._share
-
-    @share.setter
-    def share(self, share: ShareSettings) -> None:
+    def update(self, share: ShareSettings) -> None:
+        """Apply new scheduling settings."""
         self._share = share
         self.configure()
 
-    @property
-    def watched(self) -> bool:
-        """Whether the stream has viewers."""
-        return self._watched
-
-    @watched.setter
-    def watched(self, watched: bool) -> None:
+    def watch(self, watched: bool) -> None:
+        """Set whether the stream has viewers."""
         if watched != self._watched:
             self._watched = watched
             self.configure()

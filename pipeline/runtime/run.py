@@ -77,6 +77,10 @@ class Run:
 
     Attributes:
         config: configuration of the stream; None if a program created the run without a configuration.
+        source: source of the frames.
+        tasks: tasks for each frame.
+        stages: stages for each result.
+        stopped: whether the run was stopped by a call or an error before its source ended.
 
     Args:
         source: source of the frames.
@@ -114,9 +118,9 @@ class Run:
         config: ListedStream | None = None,
     ) -> None:
         self.config = config
-        self._source, self._engine = source, engine
-        self._tasks, self._tiles = tuple(tasks), tiles
-        self._stages, self._gates = tuple(stages), tuple(gates)
+        self.source, self._engine = source, engine
+        self.tasks, self._tiles = tuple(tasks), tiles
+        self.stages, self._gates = tuple(stages), tuple(gates)
         self._saccades = find_stage(stages, SaccadeStage)
         self.recorder: PacketRecorder | None = None
         """The recorder of the source's packets; the caller owns it."""
@@ -146,27 +150,12 @@ class Run:
         work = [("source", self._read)] if self._newest else [("source", self._read), ("submit", self._submit)]
         self._on_end, self._left, self._abandoned = on_end, len(work) + 1 + len(outputs), False
         self._ended = threading.Event()
-        self._begun, self._called_off, self._stopped = threading.Event(), False, False
+        self._begun, self._called_off, self.stopped = threading.Event(), False, False
         # Daemon threads, so that a thread stuck in a driver or on a failed disk cannot block the exit of the process.
         self._threads = [
             threading.Thread(target=self._part, args=(part,), name=f"saccade {what}", daemon=True)
             for what, part in work
         ]
-
-    @property
-    def source(self) -> Source:
-        """The source of the frames."""
-        return self._source
-
-    @property
-    def tasks(self) -> tuple[Task, ...]:
-        """The tasks for each frame."""
-        return self._tasks
-
-    @property
-    def share(self) -> ShareSettings:
-        """The scheduling settings of the stream."""
-        return self._stream.share
 
     def update(self, config: ListedStream) -> None:
         """Apply a new configuration from the next frame on: prompts, scheduling, zones, lines, rules and gates.
@@ -179,9 +168,9 @@ class Run:
         """
         tasks = tuple(tasks_for(self._engine, config))
         self.config = config
-        self._tasks, self._tiles = tasks, config.tiles
-        self._stream.share = config
-        for part in (*self._stages, *self._gates):
+        self.tasks, self._tiles = tasks, config.tiles
+        self._stream.update(config)
+        for part in (*self.stages, *self._gates):
             if isinstance(part, AnalyzeStage):
                 part.configure(config, track=bool(config.rules))
             elif isinstance(part, EventStage | MotionGate):
@@ -191,17 +180,7 @@ class Run:
 
     def watch(self, *, watched: bool) -> None:
         """Set whether the stream has viewers. A stream with viewers has a higher scheduling weight."""
-        self._stream.watched = watched
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The stages for each result."""
-        return self._stages
-
-    @property
-    def expected_frames(self) -> int | None:
-        """The approximate number of frames of the source, or None if unknown."""
-        return self._source.info.frames
+        self._stream.watch(watched)
 
     def start(self) -> None:
         """Start all threads of the run, without waiting.
@@ -228,8 +207,8 @@ class Run:
 
     def stop(self) -> None:
         """Stop reading, drop queued frames, complete frames in flight, and close every sink. Return without waiting."""
-        self._stopped = True
-        self._source.close()
+        self.stopped = True
+        self.source.close()
         self._frames.discard()
         if self._take_held() is not None:
             self._stats.note_lost("closed")
@@ -244,11 +223,6 @@ class Run:
     def ended(self) -> bool:
         """Whether all threads of the run have ended."""
         return self._ended.is_set()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the run was stopped by a call or an error before its source ended."""
-        return self._stopped
 
     @property
     def waiting_s(self) -> float:
@@ -280,9 +254,9 @@ class Run:
         drops.update(self._delivery.drops())
         waiting = {"engine": len(self._frames) + (self._held is not None), **self._delivery.waiting()}
         looks = self._saccades.counts if self._saccades else {}
-        kept = {name: n for stage in self._stages if isinstance(stage, KeepingStage) for name, n in stage.kept.items()}
-        report = self._stats.report(drops, self._source.corrupt_packets, waiting, looks, kept)
-        verdicts, events = find_stage(self._stages, VerdictStage), find_stage(self._stages, EventStage)
+        kept = {name: n for stage in self.stages if isinstance(stage, KeepingStage) for name, n in stage.kept.items()}
+        report = self._stats.report(drops, self.source.corrupt_packets, waiting, looks, kept)
+        verdicts, events = find_stage(self.stages, VerdictStage), find_stage(self.stages, EventStage)
         return replace(
             report,
             held_back=sum(verdicts.held_back.values()) if verdicts else 0,
@@ -317,7 +291,7 @@ class Run:
         take = self._offer if self._newest else self._queue
         try:
             decode_behind_the_model()
-            for frame in self._source:
+            for frame in self.source:
                 # For a file these are damaged packets, which are already counted.
                 self._stats.note_read(0 if frame.capture_clock == "file" else frame.dropped_before)
                 take(frame)
@@ -338,7 +312,7 @@ class Run:
     def _offer(self, frame: Frame) -> None:
         """Submit a frame to the engine. If too many frames are in flight, submit it later."""
         with self._submitting:
-            if self._stopped:
+            if self.stopped:
                 raise QueueClosed
             if (replaced := self._take_held()) is not None:
                 self._lost += 1 + replaced.dropped_before
@@ -399,8 +373,8 @@ class Run:
             looks = self._saccades.choose(frame) if self._saccades else ()
             windows = [Window(look.x, look.y, look.width, look.height) for look in looks]
             result: Future[Result]
-            if self._tasks:
-                result = self._stream.submit(frame, self._tasks, self._tiles, now, windows)
+            if self.tasks:
+                result = self._stream.submit(frame, self.tasks, self._tiles, now, windows)
             else:  # a stream without prompts is only recorded and shown
                 result = Future()
                 result.set_result(Result(Detections((), *frame.shown_size), Points((), *frame.shown_size)))
@@ -482,7 +456,7 @@ class Run:
             collected.whole = False
         except Exception as error:
             collected.failed += 1
-            if self._source.info.live and collected.failed <= _MAX_FAILED:
+            if self.source.info.live and collected.failed <= _MAX_FAILED:
                 self._stats.note_lost("failed")
                 collected.lost += 1 + flight.frame.dropped_before
                 if collected.failed == 1:
@@ -496,7 +470,7 @@ class Run:
 
     def _process(self, flight: InFlight, result: Result) -> Delivery:
         started = time.monotonic()
-        for stage in self._stages:
+        for stage in self.stages:
             result = stage.process(flight.frame, result)
         track_ms = 1000 * (time.monotonic() - started)
         return Delivery(flight.frame, result, latency_of(flight.frame, flight.submitted_at, result, track_ms))
@@ -507,7 +481,7 @@ class Run:
         self._delivery.put(delivery, delivery.frame.dropped_before + lost)
 
     def _close_stages(self) -> None:
-        for stage in self._stages:
+        for stage in self.stages:
             if isinstance(stage, ClosableStage):
                 try:
                     stage.close()

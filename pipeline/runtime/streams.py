@@ -115,7 +115,7 @@ def status_of(run: Run) -> StreamStatus:
         run.report(),
         counts,
         run.config,
-        frames=run.expected_frames,
+        frames=info.frames,
     )
 
 
