@@ -40,6 +40,12 @@ class QueuePolicy:
         )
 
 
+def check_policy(text: str) -> str:
+    """Check a queue policy, see `QueuePolicy.parse`. Return the text unchanged."""
+    QueuePolicy.parse(text)
+    return text
+
+
 # Four frames absorb the jitter of decoding; more would only cost memory (25 MB each at 4K).
 WAIT = QueuePolicy(4, "wait")
 NEWEST = QueuePolicy(1, "drop oldest")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
-from pydantic import field_validator
+from pydantic import AfterValidator, field_validator
 
 from saccade.pipeline.analytics.settings import AnalyticsSettings
 from saccade.pipeline.analytics.stages import GATES, STAGES, check_names
 from saccade.pipeline.config.prompts import Prompts, ShareSettings
-from saccade.pipeline.config.queue_policy import QueuePolicy
+from saccade.pipeline.config.queue_policy import check_policy
 from saccade.pipeline.config.stream_names import check_name
 from saccade.pipeline.events.settings import EventSettings
 from saccade.pipeline.settings import Address, FileText, Names, Seconds, Text, setting
@@ -18,7 +19,7 @@ from saccade.pipeline.settings import Address, FileText, Names, Seconds, Text, s
 class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
     """The settings of one stream, such as its source, prompts, zones and recording."""
 
-    name: str | None = setting(
+    name: Annotated[str, AfterValidator(check_name)] | None = setting(
         None,
         "Name of the stream in records, topics and file names; by default, it is derived from the source.",
         more="The name may contain letters, digits, '.', '_' and '-'.",
@@ -82,7 +83,7 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
         "takes any certificate and does not protect against interception.",
         metavar="HOW",
     )
-    queue: str | None = setting(
+    queue: Annotated[str, AfterValidator(check_policy)] | None = setting(
         None,
         "Queue of frames for the model: wait, newest or keep N (default: newest for live sources, wait for files).",
         more="`wait` applies backpressure to the source and drops nothing; use it for files. `newest` queues "
@@ -99,13 +100,13 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
         ge=1,
         le=64,
     )
-    stages: Names = setting(
+    stages: Annotated[Names, AfterValidator(partial(check_names, table=STAGES))] = setting(
         [],
         "Stages that process the results, in this order.",
         metavar="NAME",
         flags=("--stage",),
     )
-    gates: Names = setting(
+    gates: Annotated[Names, AfterValidator(partial(check_names, table=GATES))] = setting(
         [],
         "Gates that select frames; the model processes a frame only if all gates admit it.",
         metavar="NAME",
@@ -147,28 +148,6 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
         asked = super().asked
         named = {text for skill, text in asked if skill in ("detect", "point")}
         return [*asked, *(("detect", label) for label in self.rule_labels if label not in named)]
-
-    @field_validator("name")
-    @classmethod
-    def _safe_name(cls, value: str | None) -> str | None:
-        return None if value is None else check_name(value)
-
-    @field_validator("stages")
-    @classmethod
-    def _known_stages(cls, value: list[str]) -> list[str]:
-        return check_names(value, STAGES)
-
-    @field_validator("gates")
-    @classmethod
-    def _known_gates(cls, value: list[str]) -> list[str]:
-        return check_names(value, GATES)
-
-    @field_validator("queue")
-    @classmethod
-    def _queue_policy(cls, value: str | None) -> str | None:
-        if value is not None:
-            QueuePolicy.parse(value)
-        return value
 
     @field_validator("end")
     @classmethod
