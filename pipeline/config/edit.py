@@ -19,7 +19,7 @@ from saccade.pipeline.config.run import RunConfig
 from saccade.pipeline.config.stream import ListedStream, StreamConfig
 from saccade.pipeline.config.yaml_text import (
     At,
-    node_at,
+    node_in,
     root_of,
     value_of,
     with_item,
@@ -121,7 +121,7 @@ def _as_list(text: str, given: RunConfig) -> str:
     """Edit the text of a configuration with a single source, so that it has a list of streams with this stream."""
     stream: dict[str, Any] = {"name": given.name} if given.name else {}
     text = without_key(text, (), "name")
-    stream["source"] = value_of(_required(text, ("source",)))
+    stream["source"] = value_of(node_in(text, ("source",)))
     root = root_of(text)
     key = next(key for key, _ in root.value if key.value == "source") if root is not None else None
     assert key is not None
@@ -130,16 +130,9 @@ def _as_list(text: str, given: RunConfig) -> str:
     return f"{text[:start]}streams:\n  {name}{text[start:]}"
 
 
-def _required(text: str, at: At) -> Any:
-    node = node_at(root_of(text), at)
-    if node is None:
-        raise TypeError(f"the YAML text has no value at path {list(at)}")
-    return node
-
-
 def _is_mapping(text: str, at: At) -> bool:
     try:
-        return isinstance(value_of(_required(text, at)), dict)
+        return isinstance(value_of(node_in(text, at)), dict)
     except KeyError:
         return False
 

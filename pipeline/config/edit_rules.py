@@ -13,6 +13,7 @@ from saccade.pipeline.config.yaml_text import (
     At,
     item_lines,
     node_at,
+    node_in,
     root_of,
     value_of,
     with_item,
@@ -52,7 +53,7 @@ def with_rules(text: str, at: At, rules: Sequence[RuleSettings]) -> str:
         changed = _edited(text, listed, _RULES.validate_python(value_of(node)), rules)
     else:
         changed = with_key(text, at, "rules", [values_of_rule(rule) for rule in rules])
-    if _RULES.validate_python(value_of(_required(changed, listed))) != list(rules):
+    if _RULES.validate_python(value_of(node_in(changed, listed))) != list(rules):
         raise ValueError("the rules in the changed YAML text differ from the requested rules")
     return changed
 
@@ -73,7 +74,7 @@ def _edited(text: str, at: At, old: Sequence[RuleSettings], new: Sequence[RuleSe
 
 def _with_rule(text: str, at: At, number: int, old: RuleSettings, new: RuleSettings) -> str:
     place, values = (*at, number), values_of_rule(new)
-    if old != new and not isinstance(_required(text, place), yaml.MappingNode):  # one line such as cats=cat
+    if old != new and not isinstance(node_in(text, place), yaml.MappingNode):  # one line such as cats=cat
         return without_item(with_item(text, at, values, number + 1), at, number)
     changed = [key for key in RuleSettings.model_fields if getattr(old, key) != getattr(new, key)]
     for key in (one for one in changed if one in values):
@@ -81,13 +82,6 @@ def _with_rule(text: str, at: At, number: int, old: RuleSettings, new: RuleSetti
     for key in (one for one in changed if one not in values):
         text = without_key(text, place, key)
     return text
-
-
-def _required(text: str, at: At) -> yaml.Node:
-    node = node_at(root_of(text), at)
-    if node is None:
-        raise TypeError(f"the YAML text has no value at path {list(at)}")
-    return node
 
 
 # ---- how a rule is written

@@ -224,6 +224,18 @@ def node_at(node: yaml.Node | None, at: At) -> yaml.Node | None:
     return node
 
 
+def node_in(text: str, at: At) -> yaml.Node:
+    """Return the YAML node at a path in a text.
+
+    Raises:
+        KeyError, IndexError, TypeError: if the path does not exist.
+    """
+    node = node_at(root_of(text), at)
+    if node is None:
+        raise TypeError(f"the YAML text has no value at path {list(at)}")
+    return node
+
+
 def value_of(node: yaml.Node) -> Any:
     """Convert a YAML node to plain Python values."""
     return yaml.constructor.SafeConstructor().construct_document(node)
