@@ -35,7 +35,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
-from saccade.pipeline.config.file import explain, first_mistake
+from saccade.pipeline.config.file import explain, first_mistake, read_config_text
 from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.settings import FileText, Names, Text
 from saccade.web.auth import HttpAuth, is_address_or_localhost, unauthorized
@@ -137,8 +137,6 @@ class RoleAccess(Access):
         ConfigError: if the file cannot be read or is invalid.
     """
 
-    guarded = True
-
     def __init__(self, path: Path, token: str | None = None) -> None:
         super().__init__(token or secrets.token_urlsafe(16))  # an unknown token
         settings = _read(path)
@@ -176,7 +174,7 @@ class RoleAccess(Access):
 
     def _behind_proxy(self, request: Request) -> Client | None:
         """Return the client that a trusted reverse proxy has authenticated. Return None for any other request."""
-        proxy, name = self._proxy, ""
+        proxy = self._proxy
         if proxy is None or not _is_among(address_of(request), proxy.addresses):
             return None
         name = request.headers.get(proxy.user, "").strip()[:200]
@@ -194,11 +192,6 @@ class WorkerAccess(Access):
     Args:
         secret: secret that the controller and the worker share.
     """
-
-    guarded = True
-
-    def __init__(self, secret: str) -> None:
-        super().__init__(secret)
 
     def identify(self, request: Request) -> Client | None:
         """Return the client that the controller sent in the header of a request. Return None if access is denied."""
@@ -320,12 +313,8 @@ def _token_of(path: Path, client: Client) -> str:
 
 def _read(path: Path) -> _File:
     try:
-        values: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values: Any = yaml.safe_load(read_config_text(path))
         return _File.model_validate({} if values is None else values)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not valid UTF-8; save the file as UTF-8 text") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: invalid YAML: {' '.join(str(error).split())[:200]}") from None
     except ValidationError as error:

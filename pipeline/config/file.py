@@ -56,7 +56,7 @@ def load(path: Path | None, overrides: Mapping[str, Any], *, source: str | None 
     Raises:
         ConfigError: if the file cannot be read or is invalid YAML, or a value is invalid.
     """
-    values, places = _read_yaml(path, _read_text(path)) if path is not None else ({}, {})
+    values, places = _read_yaml(path, read_config_text(path)) if path is not None else ({}, {})
     return _validated(values, places, path, overrides, source)
 
 
@@ -196,7 +196,8 @@ def _called(steps: Sequence[int | str]) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
 
 
-def _read_text(path: Path) -> str:
+def read_config_text(path: Path) -> str:
+    """Return the text of a file. Raises ConfigError if the file cannot be read or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
