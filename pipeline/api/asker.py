@@ -23,7 +23,7 @@ from saccade.engine.results import Result
 from saccade.engine.tasks import Caption, Query, Segment
 from saccade.engine.tasks.task import Task
 from saccade.pipeline.api.forward import WorkerRoute
-from saccade.pipeline.api.routes import the
+from saccade.pipeline.api.routes import bad_values, the
 from saccade.sources.frame import RgbImage
 from saccade.web.errors import HttpError
 
@@ -65,10 +65,8 @@ class Asker:
         Raises:
             HttpError: with status 400 if `decode` raises ValueError.
         """
-        try:
+        with bad_values(400):
             return await asyncio.to_thread(decode)
-        except ValueError as error:
-            raise HttpError(400, str(error)) from None
 
     async def result(self, image: RgbImage | None, tasks: Sequence[Task]) -> Result:
         """Run tasks on an image, and return the engine's result.

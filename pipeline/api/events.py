@@ -19,7 +19,7 @@ from starlette.responses import FileResponse, Response
 
 from saccade.pipeline.api.events_query import query_of
 from saccade.pipeline.api.forward import Forwarder
-from saccade.pipeline.api.routes import Json, Routes, the
+from saccade.pipeline.api.routes import Json, Routes, bad_values, the
 from saccade.pipeline.api.server_sent_events import event_stream
 from saccade.pipeline.control.runner import Address, Runner, StoredEvents
 from saccade.pipeline.events.storage.store_reader import EventQuery, time_of_text
@@ -214,10 +214,8 @@ async def judge(id: str, given: VerdictGiven, events: Events) -> None:
 
     Later detections that are similar are suppressed, unless their score is clearly higher.
     """
-    try:
+    with bad_values(422):
         stream = await asyncio.to_thread(events.runner.judge, id, false_alarm=given.false_alarm)
-    except ValueError as error:
-        raise HttpError(422, str(error)) from None
     if stream is None:
         raise events.missing(f"event '{id[:80]}' does not exist")
 
@@ -253,10 +251,8 @@ async def snapshot(id: str, request: Request, events: Events) -> Response:
 @routes.get("/streams/{name}/history", role="viewer", response_model_exclude_unset=True)
 async def history(name: str, events: Events, since: str = "0") -> History:
     """Return the object counts of a stream for each minute. Minutes without counts are omitted."""
-    try:
+    with bad_values(422):
         start = time_of_text(since)
-    except ValueError as error:
-        raise HttpError(422, str(error)) from None
     return History(minutes=await asyncio.to_thread(events.store.counts, name, start), **events.away)
 
 
@@ -281,10 +277,8 @@ def _given(request: Request) -> dict[str, str]:
 
 
 def _query_of(given: dict[str, str]) -> EventQuery:
-    try:
+    with bad_values(422):
         return query_of(given)
-    except ValueError as error:
-        raise HttpError(422, str(error)) from None
 
 
 class _GoneError(Exception):

@@ -27,9 +27,8 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 from starlette.responses import Response
@@ -39,13 +38,11 @@ from saccade.engine.tasks import Caption, Detect, Point, Query, Segment
 from saccade.pipeline.api.asker import Asker, Engines, ModelRoute
 from saccade.pipeline.api.forward import WorkerRoute
 from saccade.pipeline.api.images import decode_image
-from saccade.pipeline.api.routes import Json, Routes
+from saccade.pipeline.api.routes import Json, Routes, bad_values
 from saccade.pipeline.api.server_sent_events import event_stream
 from saccade.pipeline.settings import NullIsUnset
-from saccade.web.errors import HttpError
 
 MAX_TOKENS = 768
-MadeT = TypeVar("MadeT")
 _TEMPERATURE, _TOP_P = 0.2, 0.9  # the defaults of Moondream's engine
 
 
@@ -199,7 +196,9 @@ _BEGUN = int(time.time())
 @routes.post("/v1/detect", role="operator", limited="always")
 async def detect(asked: ObjectAsked, engines: Engines) -> Objects:
     """Detect objects and return their boxes."""
-    found = await _find(engines.finding, asked, lambda: Detect(asked.object, asked.how.max_objects, asked.how.conf))
+    with bad_values(400):
+        task = Detect(asked.object, asked.how.max_objects, asked.how.conf)
+    found = await _find(engines.finding, asked, task)
     objects = [
         FoundObject(x_min=box.x1, y_min=box.y1, x_max=box.x2, y_max=box.y2, score=box.score, label=box.label)
         for box in found.detections.boxes
@@ -210,8 +209,9 @@ async def detect(asked: ObjectAsked, engines: Engines) -> Objects:
 @routes.post("/v1/point", role="operator", limited="always")
 async def point(asked: PointsAsked, engines: Engines) -> FoundPoints:
     """Detect objects and return their centre points."""
-    how, refs = asked.how, _refs(asked.spatial_refs)
-    found = await _find(engines.finding, asked, lambda: Point(asked.object, how.max_objects, how.conf, refs))
+    with bad_values(400):
+        task = Point(asked.object, asked.how.max_objects, asked.how.conf, _refs(asked.spatial_refs))
+    found = await _find(engines.finding, asked, task)
     points = [FoundPoint(x=one.x, y=one.y, score=one.score, label=one.label) for one in found.points.points]
     return FoundPoints(request_id=_request_id(), points=points, count=len(points))
 
@@ -223,8 +223,8 @@ async def query(asked: Question, engines: Engines) -> Response:
     reasoning = asked.reasoning
     if reasoning is None:
         reasoning = asker.engine.model.reasons and not asked.choices
-    task = _made(
-        lambda: Query(
+    with bad_values(400):
+        task = Query(
             asked.question,
             how.max_tokens,
             choices=tuple(asked.choices),
@@ -233,7 +233,6 @@ async def query(asked: Question, engines: Engines) -> Response:
             temperature=how.of_text[0],
             top_p=how.of_text[1],
         )
-    )
     return await _text(asker, asked, task, "answer")
 
 
@@ -252,8 +251,8 @@ async def segment(asked: PointsAsked, engines: Engines) -> Response:
     asker = able[0] if able else engines.finding  # this engine reports the error
     how = asked.how
     warmth, narrow = how.temperature or 0.0, 1.0 if how.top_p is None else how.top_p
-    refs = _refs(asked.spatial_refs)
-    task = _made(lambda: Segment(asked.object, refs, how.max_tokens, temperature=warmth, top_p=narrow))
+    with bad_values(400):
+        task = Segment(asked.object, _refs(asked.spatial_refs), how.max_tokens, temperature=warmth, top_p=narrow)
     image = await asker.decode(partial(decode_image, asked.image_url))
     name = _request_id()
     if not asked.stream:
@@ -285,10 +284,9 @@ async def models(engines: Engines) -> Models:
     return Models(object="list", data=data)
 
 
-async def _find(asker: Asker, asked: ObjectAsked, task: Callable[[], Detect | Point]) -> Result:
-    wanted = _made(task)
+async def _find(asker: Asker, asked: ObjectAsked, task: Detect | Point) -> Result:
     image = await asker.decode(partial(decode_image, asked.image_url))
-    return await asker.result(image, [wanted])
+    return await asker.result(image, [task])
 
 
 async def _text(asker: Asker, asked: Question | CaptionAsked, task: Query | Caption, key: str) -> Response:
@@ -307,18 +305,6 @@ async def _text(asker: Asker, asked: Question | CaptionAsked, task: Query | Capt
         return [{**event("", completed=True), **_about(whole[0].texts[0])}]
 
     return await event_stream(asker.pieces(image, task, whole.append), event, last)
-
-
-def _made(task: Callable[[], MadeT]) -> MadeT:
-    """Call a function that creates a task from the values of a request.
-
-    Raises:
-        HttpError: with status 400 if the function raises ValueError.
-    """
-    try:
-        return task()
-    except ValueError as error:
-        raise HttpError(400, str(error)) from None
 
 
 def _refs(given: list[list[float]]) -> Any:

@@ -34,7 +34,7 @@ from saccade.pipeline.api.asker import Asker, Engines, ModelRoute, as_http
 from saccade.pipeline.api.box_schema import BoxSchema
 from saccade.pipeline.api.choice_schema import ChoiceSchema
 from saccade.pipeline.api.images import MAX_IMAGES, contact_sheet, decode_image
-from saccade.pipeline.api.routes import Json, Routes
+from saccade.pipeline.api.routes import Json, Routes, bad_values
 from saccade.pipeline.api.server_sent_events import event_stream
 from saccade.pipeline.settings import NullIsUnset
 from saccade.sources.frame import RgbImage
@@ -151,7 +151,8 @@ async def complete(chat: Chat, engines: Engines) -> Response:
     image, images = await _image(engines.finding, chat)
     wanted = chat.response_format
     schema = wanted.json_schema.schema_ if wanted and wanted.type == "json_schema" and wanted.json_schema else None
-    choice = None if schema is None else _choice_in(schema)
+    with bad_values(400, "response_format: "):
+        choice = None if schema is None else ChoiceSchema.of(schema)
     if chat.logprobs and choice is None:
         reason = (
             'logprobs: supported only for a choice; give a JSON schema with an enum, such as {"enum": ["yes", "no"]}'
@@ -211,10 +212,8 @@ async def _chosen(
 async def _boxes(asker: Asker, chat: Chat, schema: dict[str, Any], image: RgbImage, images: int) -> AsyncGenerator[str]:
     if images > 1:
         raise HttpError(400, "boxes need exactly one image per request")
-    try:
+    with bad_values(400, "response_format: "):
         boxes = BoxSchema.of(schema)
-    except ValueError as error:
-        raise HttpError(400, f"response_format: {error}") from None
     labels = boxes.labels or [_question(chat)]
     kind = Point if boxes.points else Detect
     result = await asker.result(image, [kind(label) for label in labels])
@@ -291,16 +290,9 @@ def _most_tokens(chat: Chat) -> int:
     return chat.max_completion_tokens or chat.max_tokens or MAX_TOKENS
 
 
-def _choice_in(schema: dict[str, Any]) -> ChoiceSchema | None:
-    try:
-        return ChoiceSchema.of(schema)
-    except ValueError as error:
-        raise HttpError(400, f"response_format: {error}") from None
-
-
 def _query(chat: Chat, choices: tuple[str, ...] = ()) -> Query:
     stop = [chat.stop] if isinstance(chat.stop, str) else chat.stop or []
-    try:
+    with bad_values(400):
         return Query(
             _question(chat),
             _most_tokens(chat),
@@ -310,5 +302,3 @@ def _query(chat: Chat, choices: tuple[str, ...] = ()) -> Query:
             seed=chat.seed,
             choices=choices,
         )
-    except ValueError as error:
-        raise HttpError(400, str(error)) from None

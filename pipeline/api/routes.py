@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
@@ -157,6 +158,15 @@ class _BoundedRequest(Request):
             raise HttpError(400, "the body is not UTF-8 text") from None
         except (ValueError, RecursionError):
             raise HttpError(400, "the body is not JSON") from None
+
+
+@contextmanager
+def bad_values(status: int, about: str = "") -> Iterator[None]:
+    """Convert a ValueError to an HttpError with this status. Its message begins with `about`."""
+    try:
+        yield
+    except ValueError as error:
+        raise HttpError(status, f"{about}{error}") from None
 
 
 class _Verb(Protocol):
