@@ -9,18 +9,18 @@ The controller process contains the event store of its machine and the shared ou
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import ray
 
@@ -74,21 +74,17 @@ _MOST_BACKOFF_S = 30.0
 _CHANGES = ("begin", "update", "end", "rules", "media")
 
 
-class _Prepared:
-    """A stream change that a worker has prepared.
+@contextmanager
+def _prepared(worker: WorkerSlot, name: str) -> Iterator[WorkerSlot]:
+    """Yield the worker that has prepared a stream change.
 
     At the end of the `with` block, the worker discards the change if it was not applied.
     """
-
-    def __init__(self, worker: WorkerSlot, name: str) -> None:
-        self.worker, self._name = worker, name
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(ray.exceptions.RayError):
-            self.worker.actor.call.remote("release", self._name)
+    try:
+        yield worker
+    finally:
+        with suppress(ray.exceptions.RayError):
+            worker.actor.call.remote("release", name)
 
 
 class RayWorkers:
@@ -162,7 +158,7 @@ class RayWorkers:
 
     # ---- what the controller has done
 
-    def prepare(self, change: Change, *, checked: bool) -> _Prepared | None:
+    def prepare(self, change: Change, *, checked: bool) -> AbstractContextManager[WorkerSlot] | None:
         """Prepare a change of a stream on the stream's worker. A new stream is prepared on the least-loaded worker.
 
         If no worker is ready, a new stream is rejected, because its source cannot be checked. A change of an existing
@@ -180,7 +176,7 @@ class RayWorkers:
             if isinstance(change, Open):
                 raise
             return None
-        return _Prepared(worker, change.name)
+        return _prepared(worker, change.name)
 
     def follow(
         self, name: str, wanted: ListedStream | None, prepared: object = None, *, checked: bool = False
@@ -202,7 +198,7 @@ class RayWorkers:
                 stream = self._streams[name] = PlacedStream(wanted)
         with stream.lock:
             stream.wanted = wanted
-            place = prepared.worker if isinstance(prepared, _Prepared) else None
+            place = prepared if isinstance(prepared, WorkerSlot) else None
             try:
                 return self._open_at(name, stream, place, checked=checked)
             except AwayError:
@@ -240,7 +236,7 @@ class RayWorkers:
             worker = self._workers.get(stream.worker or "")
             if worker is not None and worker.ready is not None:
                 stream.closed.clear()
-                with contextlib.suppress(AwayError):
+                with suppress(AwayError):
                     self._call(worker, "follow", name, None)
                     stream.closed.wait(_MARK_S)
             with self._changed:
@@ -415,7 +411,7 @@ class RayWorkers:
             stream = self._streams.get(name or "")
         if name is None or stream is None:
             return name
-        with stream.lock, contextlib.suppress(AwayError):
+        with stream.lock, suppress(AwayError):
             worker = self._workers.get(stream.worker or "")
             if worker is not None and worker.ready is not None:
                 self._call(worker, "set_verdicts", name, self._verdicts_of(name), timeout_s=_ASK_S)
@@ -459,7 +455,7 @@ class RayWorkers:
         self._closing.set()
         for worker in self._workers.values():
             if worker.actor is not None:
-                with contextlib.suppress(ray.exceptions.RayError):
+                with suppress(ray.exceptions.RayError):
                     worker.actor.close.remote()
         with self._changed:
             self._changed.notify_all()
@@ -479,7 +475,7 @@ class RayWorkers:
                 if worker.thread.is_alive():
                     log.warning("worker %s did not stop in time and is killed", worker.name)
             if worker.actor is not None:
-                with contextlib.suppress(ray.exceptions.RayError):
+                with suppress(ray.exceptions.RayError):
                     ray.kill(worker.actor)
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._wishes.shutdown(wait=False, cancel_futures=True)
@@ -606,7 +602,7 @@ class RayWorkers:
         for name in ours:
             self.events.see(name, report.seen[name])
         for name in closed:  # for example a stream that opened after the caller had given up
-            with contextlib.suppress(ray.exceptions.RayError):
+            with suppress(ray.exceptions.RayError):
                 worker.actor.call.remote("follow", name, None)
 
     def _take_end(self, worker: WorkerSlot, ended: Ended) -> None:
@@ -625,7 +621,7 @@ class RayWorkers:
     def _grant(self, worker: WorkerSlot, wish: ChangeRequest) -> None:
         """Apply a stream change that a viewer requested through a worker, and send the result to the worker."""
         answer = told(lambda: self.on_wish(wish.stream, wish.values))
-        with contextlib.suppress(ray.exceptions.RayError):
+        with suppress(ray.exceptions.RayError):
             worker.actor.call.remote("answer", wish.number, answer)
 
     def _lose(self, worker: WorkerSlot, reason: str) -> None:
@@ -662,9 +658,9 @@ class RayWorkers:
 
     def _kill(self, worker: WorkerSlot) -> None:
         if worker.ready is not None and not worker.settings.cluster:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.kill(worker.ready.pid, signal.SIGKILL)
-        with contextlib.suppress(ray.exceptions.RayError):
+        with suppress(ray.exceptions.RayError):
             ray.kill(worker.actor, no_restart=False)
 
     # ---- placing
@@ -676,7 +672,7 @@ class RayWorkers:
         with self._changed:
             waiting = [name for name, one in self._streams.items() if one.worker is None and one.error is None]
         for name in waiting:
-            with contextlib.suppress(RuntimeError):  # everything is being closed
+            with suppress(RuntimeError):  # everything is being closed
                 self._pool.submit(self._open_again, name)
 
     def _open_again(self, name: str) -> None:
