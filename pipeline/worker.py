@@ -45,7 +45,6 @@ from saccade.pipeline.runtime.output import Output
 from saccade.pipeline.runtime.stream import EventPlaces, OpenedStream, load_engine
 from saccade.pipeline.runtime.streams import Streams, StreamStatus
 from saccade.pipeline.runtime.targets import Target
-from saccade.pipeline.runtime.tasks import check_asked, tasks_for
 from saccade.pipeline.search import SnapshotAsker
 from saccade.sinks.video.broadcast import BroadcastSink
 
@@ -257,8 +256,7 @@ class Worker:
                 raise ConfigError(
                     f"stream {name} is processing a file: the engine can be replaced only after the file has ended"
                 )
-            tasks_for(other.local.engine, stream)
-            check_asked(other.local.asks, stream)
+            other.local.check(stream)
         moved: list[str] = []
         try:
             for name, stream in after.items():
