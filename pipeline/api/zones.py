@@ -6,7 +6,6 @@ Times of live streams are Unix times. Times of video files are seconds from the 
 from __future__ import annotations
 
 import asyncio
-import math
 from dataclasses import asdict
 from typing import Any
 
@@ -18,8 +17,9 @@ from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.settings import Regions
 from saccade.pipeline.analytics.stages import find_stage
 from saccade.pipeline.api.forward import InThisProcess, WorkerRoute
-from saccade.pipeline.api.routes import Json, Routes, Wanted
+from saccade.pipeline.api.routes import Json, Routes, Wanted, bad_values
 from saccade.pipeline.api.streams import Changing, known
+from saccade.pipeline.events.storage.store_reader import finite
 from saccade.web.errors import HttpError
 
 routes = Routes("zones")
@@ -74,12 +74,8 @@ async def remove(name: str, calls: Changing) -> None:
 @routes.get("/streams/{name}/counts", role="viewer")
 async def counts(name: str, controller: Wanted, since: str = "0") -> Counted:
     """Return the total object counts of a stream, and the counts of each minute after `since` (at most 24 hours)."""
-    try:
-        start = float(since)
-    except ValueError:
-        start = math.nan
-    if not math.isfinite(start):
-        raise HttpError(422, "since should be a Unix time in seconds, such as 1795262111")
+    with bad_values(422):
+        start = finite(since, "since should be a Unix time in seconds, such as 1795262111")
     await known(controller, name)
     totals, minutes = await asyncio.to_thread(controller.runner.counts, name, start)
     added = [{"start": minute.start, **asdict(minute.counts)} for minute in minutes]
