@@ -98,7 +98,8 @@ def bench_drafts(
 ) -> None:
     """Count decode steps with and without speculative decoding, on video clips or with predefined answers."""
     from benchmarks.drafts import time_drafts, time_scripted
-    from saccade.pipeline.bench.common import parse_size, parse_small
+    from benchmarks.flags import parse_small
+    from saccade.pipeline.bench.common import parse_size
 
     model, device, dtype = given.get("model", "nano"), given.get("device", "auto"), given.get("dtype")
     if clips:
@@ -228,9 +229,9 @@ def bench_saccades(
     Without CLIP, the input is a synthetic 4K scene with persons that are 60 to 75 pixels tall, at five positions. At
     two of the positions, persons do not move.
     """
+    from benchmarks.flags import parse_small
     from benchmarks.saccades import find_far
     from saccade.engine import Engine
-    from saccade.pipeline.bench.common import parse_small
     from saccade.pipeline.errors import ConfigError
 
     if (clip is None) != (truth is None):

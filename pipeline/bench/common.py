@@ -46,18 +46,6 @@ def parse_counts(text: str, flag: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def parse_small(text: str, flag: str, most: int) -> list[int]:
-    """Parse a comma-separated list of integers from 0 to `most`, such as `0,2`.
-
-    Raises:
-        ConfigError: if the text is invalid. The message names the flag.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(r"\d{1,3}", part) and int(part) <= most for part in parts):
-        raise ConfigError(f"{flag}: should be numbers from 0 to {most} separated by commas, such as 0,2, got {text!r}")
-    return [int(part) for part in parts]
-
-
 def parse_range(text: str, flag: str) -> tuple[float, float]:
     """Parse a frame rate such as `15`, or a range of frame rates such as `5-30`. Rates are above 0 and at most 1000.
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.drafts import ClipRow, ScriptedRow, time_drafts, time_scripted
-from saccade.pipeline.bench.common import parse_small
+from benchmarks.flags import parse_small
 from saccade.pipeline.errors import ConfigError
 from tests.support import REPO
 

@@ -1,0 +1,19 @@
+"""Parses command-line flags that only these benchmarks have."""
+
+from __future__ import annotations
+
+import re
+
+from saccade.pipeline.errors import ConfigError
+
+
+def parse_small(text: str, flag: str, most: int) -> list[int]:
+    """Parse a comma-separated list of integers from 0 to `most`, such as `0,2`.
+
+    Raises:
+        ConfigError: if the text is invalid. The message names the flag.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"\d{1,3}", part) and int(part) <= most for part in parts):
+        raise ConfigError(f"{flag}: should be numbers from 0 to {most} separated by commas, such as 0,2, got {text!r}")
+    return [int(part) for part in parts]
