@@ -71,7 +71,7 @@ _EVERY = "every stream"
 class Local:
     """Runs streams on one engine in this process, until the `with` block ends or `close` is called.
 
-    Thread-safe, but calls for the same stream must not overlap.
+    Thread-safe, but calls for the same stream must not overlap. `Runner` describes the errors of its methods.
 
     Attributes:
         streams: the running streams.
@@ -150,11 +150,7 @@ class Local:
         check_asked(self.asks, stream)
 
     def check_rules(self, stream: ListedStream) -> None:
-        """Check that a stream supports its rules: the labels, questions, zones and lines in the rules.
-
-        Raises:
-            PlacedError: if a rule cannot be used, see `runtime.tasks.check_rules`.
-        """
+        """Check that a stream supports its rules: the labels, questions, zones and lines in the rules."""
         check_rules(self.engine, self.asks, stream)
 
     def prepare(self, change: StreamChange, *, checked: bool) -> OpenedStream | None:
@@ -270,11 +266,7 @@ class Local:
             return stream.start(self.streams, reserved=True)
 
     def remove(self, name: str) -> None:
-        """Stop a running stream, or remove a failed stream from the list.
-
-        Raises:
-            StreamError: if the stream does not exist, or has not stopped before the timeout.
-        """
+        """Stop a running stream, or remove a failed stream from the list."""
         self.streams.remove(name)
 
     def take(self, config: RunConfig) -> list[str]:
@@ -373,32 +365,20 @@ class Local:
         return {"hub": self.events.hub.dropped} | ({"store": self.store.dropped} if self.store else {})
 
     def rule_states(self, name: str) -> list[RuleState] | None:
-        """Return the state of each rule of a stream. Return None if the stream has no rules.
-
-        Raises:
-            StreamError: if the stream is not running.
-        """
+        """Return the state of each rule of a stream. Return None if the stream has no rules."""
         run = self.streams.get(name)
         stage = find_stage(run.stages, EventStage)
         return None if stage is None or run.config is None else list(stage.states)
 
     def counts(self, name: str, since: float) -> tuple[Totals, list[Minute]]:
-        """Return the total object counts of a stream, and its counts for each minute after the Unix time `since`.
-
-        Raises:
-            StreamError: if the stream is not running or has no zones.
-        """
+        """Return the total object counts of a stream, and its counts for each minute after the Unix time `since`."""
         stage = find_stage(self.streams.get(name).stages, AnalyzeStage)
         if stage is None:
             raise StreamError(f"stream '{name}' was opened without the stage that counts objects in zones and at lines")
         return stage.totals(), list(stage.minutes(since))
 
     def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
-        """Search stored events by a text. The model scores their snapshots.
-
-        Raises:
-            ConfigError, EngineError: if no events are stored, or the model does not support search.
-        """
+        """Search stored events by a text. The model scores their snapshots."""
         if self.store is None:
             raise ConfigError("Saccade stores no events: restart it with --store DIR")
         return Searched(search_events(self.store, self.asks, text, query, candidates=REQUESTED, progress=progress))
