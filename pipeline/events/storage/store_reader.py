@@ -112,7 +112,6 @@ class EventQuery:
             more letters.
         after: return only events that were stored before this Unix time. For the next page, pass the storage time of
             the last event of the current page.
-        until: return only events that were stored at or before this Unix time.
         media: return only events with a snapshot or clip, including files that are still being written.
         limit: maximum number of events.
 
