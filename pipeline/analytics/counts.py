@@ -139,9 +139,8 @@ class CountLog:
 def _added(now: Mapping[str, ByLabel], earlier: Mapping[str, ByLabel]) -> dict[str, ByLabel]:
     def less(name: str, label: str, what: str, count: int) -> int:
         before = earlier.get(name, {}).get(label, {}).get(what, 0)
-        return (
-            count if what == "inside" or count < before else count - before
-        )  # a lower count means that the counter restarted
+        # A lower count means that the counter restarted.
+        return count if what == "inside" or count < before else count - before
 
     return {
         name: {

@@ -199,9 +199,8 @@ class Tracker:
         rows = track_of[columns]
         if len(rows):
             taken = correct(self._state.take(rows, axis=2), measured.take(columns, axis=1))
-            if (
-                len(rows) == len(self._ids) and not self._new
-            ):  # the order of tracks does not matter, and writing back in place takes 4 µs
+            # The order of tracks does not matter, and writing back in place takes 4 µs.
+            if len(rows) == len(self._ids) and not self._new:
                 self._state, self._ids, self._kinds = taken, self._ids[rows], self._kinds[rows]
                 self._seen_at = np.empty(len(rows))
                 self._seen_at.fill(self._clock)

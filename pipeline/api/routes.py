@@ -144,9 +144,8 @@ class _BoundedRequest(Request):
     async def body(self) -> bytes:
         if not hasattr(self, "_body"):
             require_type(self, "application/json", "the body")
-            self._body = (
-                await read_bytes(self, self._route.most, "a body") or b" "
-            )  # FastAPI treats an empty body as missing
+            # Not empty, because FastAPI treats an empty body as missing.
+            self._body = await read_bytes(self, self._route.most, "a body") or b" "
         return self._body
 
     async def json(self) -> Any:

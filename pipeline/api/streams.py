@@ -237,13 +237,10 @@ async def remove(name: str, calls: Changing) -> None:
         await calls.ending.ask(calls.controller.remove, name)
     except NotKeptError:
         raise
-    except (
-        ConfigError,
-        StreamError,
-    ) as error:  # for example if the configuration file cannot be saved without the stream
-        if (
-            isinstance(error, ConfigError) or name in calls.controller.runner.names
-        ):  # otherwise it has ended in the meantime
+    except ConfigError as error:  # for example if the configuration file cannot be saved without the stream
+        raise HttpError(409, str(error)) from None
+    except StreamError as error:
+        if name in calls.controller.runner.names:  # otherwise it has ended in the meantime
             raise HttpError(409, str(error)) from None
 
 

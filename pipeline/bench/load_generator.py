@@ -309,9 +309,8 @@ def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: 
             loop.submit()
             answers -= 1
 
-    with (
-        engine.tracing() as trace
-    ):  # starts with the warm-up, because a step's period starts at the end of the previous step
+    # The trace starts with the warm-up, because a step's period starts at the end of the previous step.
+    with engine.tracing() as trace:
         for _ in range(streams):
             loop.submit()
         turn(time.perf_counter() + _WARM_UP * seconds, answers=streams)

@@ -196,10 +196,8 @@ def block_text(value: Any) -> str:
 
 def inline_text(value: Any) -> str:
     """Format a value as one line of YAML that is valid in both block style and flow style."""
-    if isinstance(value, dict) and value.keys() == {
-        "on",
-        "off",
-    }:  # YAML parses these keys as booleans, and the settings accept them
+    # YAML parses these keys as booleans, and the settings accept them.
+    if isinstance(value, dict) and value.keys() == {"on", "off"}:
         return f"{{on: {value['on']:g}, off: {value['off']:g}}}"
     listed = yaml.safe_dump([value], default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
     return listed.strip()[1:-1]

@@ -21,17 +21,8 @@ from saccade.sources import Frame
 _END_S = 5.0  # time for the sinks to take the queued results of an ended stream
 _BLACK = np.zeros((1, 1, 3), np.uint8)
 _CARRIED = (
-    "stream",
-    "index",
-    "pts",
-    "time_base",
-    "captured_at",
-    "capture_clock",
-    "decoded_at",
-    "decode_ms",
-    "dropped_before",
-    "damaged",
-    "pixel_aspect",
+    *("stream", "index", "pts", "time_base", "captured_at", "capture_clock"),
+    *("decoded_at", "decode_ms", "dropped_before", "damaged", "pixel_aspect"),
 )
 """The transferred fields of a frame, besides its size. All processes of a machine have the same `time.monotonic()`."""
 

@@ -262,9 +262,8 @@ class RuleMachine:
         self._watch = Watch(rule.condition, names, gap_s, rule.confirm_looks)
         self.questions = Questions(rule)
         self._held: dict[int, Moment] = {}  # the tracks that fulfil the condition, regardless of answers
-        self._crossed: dict[
-            int, tuple[Track, Moment]
-        ] = {}  # crossings that wait for answers: track and time of the crossing
+        # Crossings that wait for answers: track and time of the crossing.
+        self._crossed: dict[int, tuple[Track, Moment]] = {}
         self._answered: set[int] = set()  # crossed tracks whose answers are complete
         ended = resumed is not None and resumed.end_time is not None
         self._ended_before = resumed if ended else None

@@ -146,9 +146,8 @@ def open_output(target: Target, source: Source | None = None, vid_stride: int = 
         ConfigError: if the output supports only one stream, and several streams use it.
         SinkError: if the output cannot be opened.
     """
-    watched = target.text == "display" or target.text.startswith(
-        WHEP
-    )  # watched live by people, so only the newest frame matters
+    # Watched live by people, so only the newest frame matters.
+    watched = target.text == "display" or target.text.startswith(WHEP)
     output = Output(_open(target, source, vid_stride), NEWEST if watched else None, name=target.shown)
     if source is None and not output.sink.shared:
         output.sink.close()

@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 from saccade.pipeline.analytics.geometry import Rect
 
 _ROWS = 48  # rows of the grid
-_OVERLAP = (
-    0.06,
-    0.19,
-)  # fraction of a window's width and height shared with its neighbours; persons are tall and narrow
+# Fractions of a window's width and height that are shared with its neighbours; persons are tall and narrow.
+_OVERLAP = 0.06, 0.19
 _APPEARED = 2.0  # extra weight of a cell where objects appear
 _LEAST_WAITED = 0.02  # lowest mean value of a window's cells that justifies a look
 _POSITIONS = 9  # number of window positions compared along each axis

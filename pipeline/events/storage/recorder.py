@@ -120,9 +120,8 @@ class MediaWriter:
             work(part)
             part.replace(path)
         except Exception as error:
-            if (
-                isinstance(error, OSError) and not self._failing
-            ):  # for example a full disk; log once until it works again
+            # For example a full disk; log once until it works again.
+            if isinstance(error, OSError) and not self._failing:
                 log.warning("%s: cannot write snapshots and clips of events: %s", self._folder, error.strerror)
             elif not isinstance(error, OSError):
                 log.warning("event %s: cannot write the %s: %s", file.event, file.kind, error)

@@ -288,9 +288,8 @@ class EventStore(EventReader):
         if os.path.lexists(self._path) and not self._path.is_file():
             self._replace("it is not a file")
         elif self._is_empty() and any(self.media_folder.iterdir()):
-            self._replace(
-                "it is empty although clips exist"
-            )  # otherwise the clips would be deleted as media without an event
+            # Otherwise the clips would be deleted as media without an event.
+            self._replace("it is empty although clips exist")
         try:
             self._recover(keep_open)
         except (sqlite3.Error, OSError, json.JSONDecodeError) as error:
