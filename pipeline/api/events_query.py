@@ -18,18 +18,11 @@ def query_of(given: dict[str, str]) -> EventQuery:
     limit = given.get("limit", "50")
     if not limit.isdecimal() or len(limit) > 9:
         raise ValueError("limit should be a whole number, such as 50")
-    return EventQuery(
-        given.get("stream"),
-        given.get("rule"),
-        given.get("label"),
-        given.get("zone"),
-        time_of_text(given["since"]) if "since" in given else None,
-        given.get("q", ""),
-        finite(given["after"], "after should be the value of `after` in the previous page")
-        if "after" in given
-        else None,
-        int(limit),
-    )
+    since = time_of_text(given["since"]) if "since" in given else None
+    wrong = "after should be the value of `after` in the previous page"
+    after = finite(given["after"], wrong) if "after" in given else None
+    stream, rule, label, zone = map(given.get, ("stream", "rule", "label", "zone"))
+    return EventQuery(stream, rule, label, zone, since, given.get("q", ""), after, int(limit))
 
 
 def filters_of(query: EventQuery) -> dict[str, str]:
