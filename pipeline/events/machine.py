@@ -98,18 +98,15 @@ class Watch:
             return None
         if kind == "removed":
             return self._removed(scene, now)
+        found: dict[int, Track] = {}
         if kind == "reports":
-            if self.condition.signal not in scene.signals:
-                self._held = None
-                return None
-            self._held = self._held or now
-            ready = scene.seconds - self._held.seconds >= self._for_s(scene) and self.condition.open_at(scene.clock)
-            return {-1: self._held} if ready else None
-        found = {track.number: track for track in self._confirmed_of(scene, self._concerned(scene))}
-        if kind in ("count", "absent"):
+            holds = self.condition.signal in scene.signals
+        else:
+            found = {track.number: track for track in self._confirmed_of(scene, self._concerned(scene))}
             holds = not found if kind == "absent" else self.condition.fits(len(found))
+        if kind in ("count", "absent", "reports"):
             if not holds:
-                self._held = None if kind == "count" else now  # absent since the last sighting
+                self._held = now if kind == "absent" else None  # absent since the last sighting
                 return None
             if self._held is None or (first and kind == "absent"):
                 self._held = now
