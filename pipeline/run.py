@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,8 @@ def opened_run(
                 desired = merge(kept[0], base, kept[1])
                 if plan(base, desired):
                     log.warning("%s: applying changes that were made over HTTP before the restart", state.path)
+        in_file = config.state == _IN_FILE
+        make_controller = partial(Controller, base=base, desired=desired, file=file, state=state, save_at_once=in_file)
         if has_workers(config):
             opened_workers, kind = _ray(config)
             apart = state.path if state else file.path if file else Path("saccade")
@@ -103,24 +106,14 @@ def opened_run(
             workers = stack.enter_context(
                 opened_workers(config, names, kind, apart, open_by_default=open_by_default, given_up=given_up)
             )
-            controller = Controller(
-                workers, base, desired=desired, file=file, state=state, save_at_once=config.state == _IN_FILE
-            )
+            controller = make_controller(workers)
             workers.on_wish = controller.update
         else:
             first = {name: stream for name, stream in desired.named().items() if name in base.named()}
             local, opened = stack.enter_context(
                 opened_local(config, first, policy=policy, watched=place is not None, progress=progress)
             )
-            controller = Controller(
-                local,
-                base,
-                desired=desired,
-                first=opened,
-                file=file,
-                state=state,
-                save_at_once=config.state == _IN_FILE,
-            )
+            controller = make_controller(local, first=opened)
         server = None
         if place is not None:
             from saccade.pipeline.api.http_server import serve  # FastAPI is slow to import and not always needed
