@@ -81,10 +81,10 @@ class EventStage:
         rules: Sequence[RuleSettings],
         publish: Publish,
         *,
-        names: Callable[[str], Collection[str]] | None = None,
+        names: Callable[[str], Collection[str]] = lambda label: (label,),
         asker: Asker | None = None,
         file_began: float | None = None,
-        flush: Callable[[], object] | None = None,
+        flush: Callable[[], object] = lambda: None,
         minutes: Callable[[bool], list[Minute]] | None = None,
         recorder: Recorder | None = None,
         gap_s: float = GAP_S,
@@ -207,8 +207,7 @@ class EventStage:
         if self._minutes is not None:
             self._reader.end(self._stream)
             self._tell_history(last=True)
-        if self._flush is not None:
-            self._flush()
+        self._flush()
 
     def _going(self) -> list[Event]:
         """Return the last event of each rule, with the paths of its media files."""
@@ -248,7 +247,7 @@ class EventStage:
         old = self._machines.get(rule.name)
         if old is not None and old.rule == rule:
             return old
-        names = {} if self._names is None else {label: self._names(label) for label in rule.condition.labels}
+        names = {label: self._names(label) for label in rule.condition.labels}
         resumed = self._resumed.get(rule.name)
         if resumed is not None and resumed.end_time is None and self._recorder is not None:
             self._media[resumed.id] = resumed.snapshot, resumed.clip
