@@ -21,7 +21,7 @@ from saccade.sources.gpu import HwAccel
 from saccade.sources.rtp.packet import RtpPacket
 from saccade.sources.rtp.rtcp import SenderReport, unix_of
 from saccade.sources.webrtc.peer import OfferError, Peer, PeerSettings
-from saccade.sources.webrtc.source import DECODERS, WebRtcConnection
+from saccade.sources.webrtc.source import WebRtcConnection
 
 
 class PublisherPeer(Peer):
@@ -32,7 +32,7 @@ class PublisherPeer(Peer):
         hwaccel: for H.264, "auto" to use a GPU if there is one, "cuda" to require a GPU, "none" for the CPU.
     """
 
-    requirement = f"send {' or '.join(DECODERS)}"
+    requirement = "send VP8, or H264 of the Baseline profile with packetization-mode=1"
 
     def __init__(self, settings: PeerSettings, on_closed: Callable[[], object], hwaccel: HwAccel) -> None:
         super().__init__(settings, on_closed)

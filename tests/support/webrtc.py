@@ -193,11 +193,11 @@ def leaving_no_thread() -> Iterator[None]:
     assert left == set(), [thread.name for thread in left]
 
 
-def an_offer(served: Served) -> str:
+def an_offer(served: Served, codec: str = "VP8") -> str:
     async def made() -> str:
         connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         try:
-            return await offer_of(connection, "VP8", Drawn(small))
+            return await offer_of(connection, codec, Drawn(small))
         finally:
             await connection.close()
 

@@ -51,6 +51,16 @@ def test_a_peer_that_vanishes_is_gone(serve: Callable[..., Served]) -> None:
         assert not reader.is_alive()  # the iteration has ended
 
 
+@pytest.mark.parametrize(("good", "bad"), [("packetization-mode=1", "packetization-mode=0"), ("=42", "=64")])
+def test_h264_that_aiortc_does_not_receive_is_refused_with_what_to_send(
+    good: str, bad: str, serve: Callable[..., Served]
+) -> None:
+    served = serve()
+    status, text, _ = served.post(an_offer(served, "H264").replace(good, bad))
+    assert status == 422
+    assert "send VP8, or H264 of the Baseline profile with packetization-mode=1" in text
+
+
 def test_a_peer_that_never_connects_is_gone(serve: Callable[..., Served]) -> None:
     served = serve(silence_s=0.5)
     assert served.post(an_offer(served))[0] == 201
