@@ -97,7 +97,7 @@ def search_events(
     query: EventQuery | None = None,
     *,
     candidates: int = CANDIDATES,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, of: None,
 ) -> list[Found]:
     """Search a local event store for events whose snapshot matches a text.
 
@@ -121,7 +121,7 @@ def search_events(
         lambda wanted: ((record, "") for record, _ in store.walk(wanted)),
         lambda text, places: ask.match(text, [place.event for place in places]),
         text,
-        query,
+        query or EventQuery(),
         candidates=candidates,
         progress=progress,
     )
@@ -131,44 +131,31 @@ def search(
     walk: Walk,
     match: Match,
     text: str,
-    query: EventQuery | None = None,
+    query: EventQuery,
     *,
-    candidates: int = CANDIDATES,
-    progress: Progress | None = None,
+    candidates: int,
+    progress: Progress = lambda done, of: None,
 ) -> list[Found]:
-    """Search stored events for a text.
+    """Search the events that `walk` yields for a text; `match` scores their snapshots. See `search_events`.
 
     The model first scores events that contain words of the text in labels, answers or attributes. Then it scores the
     newest remaining events, up to the maximum number of candidates.
 
-    Args:
-        walk: function that yields events.
-        match: function that scores the snapshots of events.
-        text: text to search for, such as "red truck".
-        query: filters for events. `query.limit` is the maximum number of results.
-        candidates: maximum number of snapshots to score.
-        progress: called after each scored snapshot.
-
-    Returns:
-        The results, best match first. Events without a snapshot are not included.
-
     Raises:
         ConfigError: if the text is empty. Errors of `match` are not caught.
     """
-    wanted = query or EventQuery()
     if not text.strip():
         raise ConfigError("the search text is empty: give a text such as 'red truck'")
-    chosen = _candidates(walk, text, wanted, candidates)
+    chosen = _candidates(walk, text, query, candidates)
     likely: dict[str, float] = {}
     places = [Place(event["id"], machine) for event, machine in chosen]
     for number, (event, p_yes) in enumerate(match(text, places), 1):
         if p_yes is not None:
             likely[event] = p_yes
-        if progress is not None:
-            progress(number, len(chosen))
+        progress(number, len(chosen))
     found = [Found(event, likely[event["id"]]) for event, _ in chosen if event["id"] in likely]
     found.sort(key=lambda one: -one.p_yes)  # a stable sort: among equals, events with the words come first
-    return found[: wanted.limit]
+    return found[: query.limit]
 
 
 def _candidates(walk: Walk, text: str, query: EventQuery, count: int) -> list[tuple[dict[str, Any], str]]:
