@@ -190,8 +190,8 @@ def _places(result: Result) -> list[tuple[float, ...]]:
 class ScriptedOutput(BoxesOutput):
     """State machine that returns predefined boxes and ignores the values that the model samples.
 
-    It simulates the samples of a trained model. The samples are the predefined values. After a wrong draft value, the
-    samples repeat the draft until the end of the object.
+    The predefined values are also the simulated samples, by which drafts are accepted. After a wrong draft value, the
+    simulated samples repeat the draft until the end of the object.
 
     Args:
         boxes: x, y, width and height of each box.
@@ -302,7 +302,7 @@ def time_scripted(
 def run_scripted(
     engine: Engine, images: Sequence[RgbImage], objects: int, moved: Sequence[int], frames: int
 ) -> list[ScriptedRow]:
-    """Do the same as `time_scripted`, with an existing engine and given images."""
+    """Measure as `time_scripted` does, with an existing engine and given images."""
     rows = []
     for how_many in (None, *moved):
         key = None if how_many is None else ("bench", how_many)

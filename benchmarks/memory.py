@@ -195,7 +195,7 @@ def watch_memory(
 
 
 def watch_engine(engine: Engine, *, seconds: float, every_s: float, seed: int = 0) -> MemoryBench:
-    """Do the same as `watch_memory`, with an existing engine."""
+    """Measure the memory of an existing engine; see `watch_memory`."""
     asked, begun = MixedLoad(engine, seed), time.monotonic()
     rows: list[Held] = []
     print(f"{engine.model.name} on {engine.model.device}: {', '.join(engine.model.skills)}", flush=True)

@@ -112,7 +112,10 @@ def measure_prompts(engine: Engine, image: RgbImage, count: int, rounds: int) ->
 
 
 def _once(engine: Engine, asked: Asked) -> tuple[float, int]:
-    """Return the time until the last answer in seconds, and the maximum number of KV cache pages in use."""
+    """Submit all images with their tasks, and wait for the answers.
+
+    Return the total time in seconds, and the maximum number of KV cache pages in use.
+    """
     total = engine.counters()["pages_capacity"]
     with engine.tracing() as trace:
         started = time.perf_counter()

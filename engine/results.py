@@ -141,9 +141,11 @@ class Points:
 
 @dataclass(slots=True, frozen=True)
 class Grounding:
-    """Points (x, y) in the image, as fractions, to which a passage of a reasoning text refers.
+    """Points in the image to which a passage of a reasoning text refers.
 
-    The passage starts at character `start` and ends before character `end`.
+    Attributes:
+        start, end: range of the passage in the text, in characters; `end` is exclusive.
+        points: points (x, y), as fractions of the image's width and height.
     """
 
     start: int

@@ -36,7 +36,7 @@ class _Lookup:
 
     @property
     def usable(self) -> bool:
-        """Return whether the lookup is in progress, or its result is recent enough to use."""
+        """Whether the lookup of the host name is in progress, or its result is recent enough to use."""
         return not self.done.is_set() or time.monotonic() - self.ended_at < _FRESH_S
 
     def _work(self, host: str, port: int | None) -> None:

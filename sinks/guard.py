@@ -130,7 +130,10 @@ class SinkGuard:
             return SinkStatus(self._name, self._state, self._reason, self._lost, stats)
 
     def _lose(self, frame: Frame, taken: int = 0) -> None:
-        """Count a frame and `taken` results that the sink had accepted as lost. The next written frame reports them."""
+        """Count lost results: the result of `frame`, and `taken` earlier results that the sink had accepted.
+
+        The next written frame adds them to `dropped_before`.
+        """
         self._lost += 1 + taken
         self._lost_of[frame.stream] += 1 + taken
         self._lost_since[frame.stream] = self._lost_since.get(frame.stream, 0) + frame.dropped_before + 1 + taken

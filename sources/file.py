@@ -365,7 +365,7 @@ def _from_key_frame(
 ) -> Iterator[av.Packet[av.VideoStream]]:
     """Yield the packets from the last keyframe at or before `first_pts`.
 
-    For files in which timestamps may jump, because such a file cannot be searched by time.
+    Used for files whose timestamps may jump, because such files cannot be searched by time.
     """
     held: list[av.Packet[av.VideoStream]] = []
     size = 0
@@ -402,7 +402,7 @@ def _origin(start_time: int | None, first: int | None, base: Fraction) -> int:
 
     Args:
         start_time: start time in the container's header, or None.
-        first: timestamp of the first frame, or None. If it contradicts `start_time`, it is used instead.
+        first: timestamp of the first frame, or None. Used if `start_time` is None, or contradicts `first`.
         base: seconds per unit of the timestamps.
     """
     if start_time is None or (first is not None and not 0 <= (first - start_time) * base <= _DAMAGED_S):

@@ -159,7 +159,10 @@ def _look_up(block: Block, number: int, asked: torch.Tensor, held: torch.Tensor,
 
 
 def _carry(block: Block, number: int, found: torch.Tensor, stated: torch.Tensor, gain: float) -> None:
-    """Set attention head `number` to copy channels `found` of the attended token to channels `stated` of its token."""
+    """Set the values of attention head `number`: each token receives the values of the token that it attends to.
+
+    Channels `found` of the attended token are multiplied by `gain` and added to channels `stated` of the token.
+    """
     qkv, proj, config = block.attn.qkv, block.attn.proj, block.attn.config
     start = number * config.head_dim
     first = 2 * config.dim + start

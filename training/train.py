@@ -72,7 +72,7 @@ def rate_at(progress: float, warm: float) -> float:
 
 
 class Trainer:
-    """State of one training process: data on its GPU, model, optimizers and averaged weights."""
+    """State of one training process: data on its GPU, model, optimizers and moving average of the weights."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args

@@ -37,7 +37,7 @@ Measured = Mapping[str, float]
 
 @dataclass(slots=True, frozen=True)
 class Comparison:
-    """Measured values of several programs on one machine, one value per round. Saccade is the first program.
+    """Results of a benchmark that compares several programs on one machine. Saccade is the first program.
 
     Attributes:
         name: name of the benchmark command, and of the saved files.

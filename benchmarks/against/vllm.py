@@ -109,7 +109,8 @@ def compare(rounds: int, configs: Sequence[str], requests: int, images: int, lim
         configs: names in `CONFIGS`.
         requests: number of images for a latency measurement.
         images: number of images for a throughput measurement.
-        limit_s: time limit of a process, in seconds. Results after the limit are missing in this round.
+        limit_s: time limit of a process, in seconds. If a process exceeds the limit, it is stopped, and only its later
+            results are missing.
 
     Raises:
         ConfigError: if there is no GPU, if vLLM is missing, if a configuration is unknown, or if a process fails
@@ -333,7 +334,7 @@ def register() -> None:
 
     @torch.no_grad()
     def draw_quantized(weight: torch.Tensor, *_: Any, **__: Any) -> None:
-        """Draw random weights of a linear layer, which vLLM quantizes while it loads the model."""
+        """Draw random weights for a linear layer. vLLM quantizes these weights while it loads the model."""
         if weight.device.type != "meta" and weight.dtype in floats:
             weight.normal_(0, weight.shape[-1] ** -0.5 if weight.ndim >= 2 else 0.0)  # a bias is zero
 

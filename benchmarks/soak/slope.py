@@ -24,10 +24,10 @@ class Slope:
 
 
 def slope_of(minutes: Sequence[float], values: Sequence[float]) -> Slope | None:
-    """Return the least-squares slope of the values, or None if there are fewer than 3 values.
+    """Return the least-squares slope of the values with its 95 % confidence interval, or None for fewer than 3 values.
 
-    Successive values are correlated. The confidence interval therefore uses an effective number of values: the number
-    is reduced by the autocorrelation of the residuals, but is at least 3.
+    Successive values are correlated. The confidence interval is therefore computed for a smaller, effective number of
+    values, which follows from the autocorrelation of the residuals and is at least 3.
 
     Args:
         minutes: time of each value in minutes.

@@ -246,7 +246,7 @@ class Admission(Generic[ImageT]):
         return min(able, key=self._rank, default=None)
 
     def admit(self, request: Request[ImageT], now: float) -> PrefillWindow[ImageT]:
-        """Return the next image or tile of a request that `next` returned, and charge its stream one credit."""
+        """Admit the next image or tile of a request that `next` has returned. The stream pays one scheduling credit."""
         stream, window = self._streams[request.stream], request.windows[request.n_admitted]
         request.n_admitted += 1
         self._length -= 1

@@ -418,8 +418,8 @@ class CropPace:
         """Check that an image of `pixels` pixels can be cropped within `left_s` seconds.
 
         Raises:
-            DeadlineError: if the time is too short. Each such error lowers the bound slightly, so that a bound that is
-                too high is corrected.
+            DeadlineError: if the time is too short. The lower bound of the cropping time per pixel is then slightly
+                reduced, because it may be too high.
         """
         if left_s <= 0:
             raise DeadlineError(begun=False)

@@ -165,7 +165,7 @@ class Scheduler(Generic[ImageT]):
         request.done(request, error)
 
     def expire(self, now: float) -> None:
-        """End with an error all requests whose deadline has passed."""
+        """End all requests whose deadline has passed. Their error is a `DeadlineError`."""
         if now < self.soonest:
             return
         for request in [one for one in self._timed if one.deadline <= now]:

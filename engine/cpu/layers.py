@@ -400,11 +400,11 @@ class Layers:
         self.dtype, self._fallbacks = dtype, Fallbacks() if fallbacks is None else fallbacks
 
     def pointwise(self, conv: ConvAct, order: Sequence[int] | None = None) -> Pointwise:
-        """Return a 1×1 convolution layer. `order` is the original channel of each input column."""
+        """Return a 1×1 convolution layer. `order` maps input columns to original channels."""
         return Pointwise(conv, self.dtype, order)
 
     def convolution(self, conv: ConvAct, order: Sequence[int] | None = None) -> Convolution:
-        """Return a convolution layer larger than 1×1. `order` is the original channel of each input column."""
+        """Return a convolution layer larger than 1×1. `order` maps input columns to original channels."""
         return Convolution(conv, self.dtype, order)
 
     def gain(self, plain: SqueezeExcite) -> Gain:
@@ -412,7 +412,7 @@ class Layers:
         return Gain(plain)
 
     def repeated(self, run: Evidences, state: dict[str, object]) -> Evidences:
-        """Return a function that replays the recorded operations of `run`, because `run` is called for every image."""
+        """Return a function that traces the operations of `run` once per input shape, and then replays them."""
         return Replay(run, state, self._fallbacks)
 
 
@@ -491,9 +491,13 @@ Part = tuple[int, int, int]
 
 
 def _parts(wanted: list[tuple[int, int]]) -> tuple[list[Part], list[int]]:
-    """Return the channel ranges that contain the wanted channels, which are (unit index, channel of the unit) pairs.
+    """Find channels in the outputs of the units of a stage.
 
-    The second result is the index into `wanted` of each column in these ranges.
+    Args:
+        wanted: the channels, as (index of the unit, channel of the unit's output).
+
+    Returns:
+        Channel ranges that contain exactly the wanted channels, and the index in `wanted` of each of their channels.
     """
     parts, places = [], []
     for unit in sorted({unit for unit, _ in wanted}, reverse=True):

@@ -65,7 +65,7 @@ class PackedVision:
         return self._run(crops, -1)[1]
 
     def two_depths(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return features after block `block`, and of the whole encoder; see `DeepEncoder.two_depths`."""
+        """Return the features after block `block`, and after the last layer norm; see `DeepEncoder.two_depths`."""
         return self._run(crops, block)
 
     def _run(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -154,7 +154,10 @@ def _title(task: Task) -> str:
 
 
 def _batches(folder: Path, case: dict[str, Any]) -> list[tuple[NDArray[np.uint8] | None, list[_Call]]]:
-    """Return batches of calls of a case in cases.json, each with an image or None. No batch has a request twice."""
+    """Divide the requests of a case in cases.json into batches, each for the image of the case or for no image.
+
+    All requests in a batch are different.
+    """
     name = str(case["image"])
     image = read_image(folder / name)
     batches: list[tuple[bool, dict[tuple[str, str], _Call]]] = []

@@ -23,7 +23,7 @@ L2_LINE_BYTES = 128  # bytes of a line of the L2 cache
 
 @triton.jit
 def prefetch_l2(at) -> None:
-    """Load the cache lines at these pointers into the L2 cache, without waiting."""
+    """Prefetch the cache lines at these pointers into the L2 cache."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
     )

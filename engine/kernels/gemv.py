@@ -259,13 +259,16 @@ def add_gemv(
 ) -> None:
     """Add the product of a row and a weight matrix (GEMV) to `into`, in place.
 
+    The kernel splits the inputs into two blocks, of `first` and `inputs - first` values. It is fastest if the sizes of
+    both blocks are powers of two, or slightly smaller.
+
     Args:
         x: (1, inputs).
         into: (1, outputs).
         weight: (outputs, inputs), contiguous, in the dtype of x or float8_e4m3fn.
         scale: (outputs,) float32 scales of FP8 weights, else None.
         bias: (outputs,).
-        first: number of inputs in the first block. The kernel is fastest if both blocks are close to powers of two.
+        first: number of inputs in the first block.
         shape: tile sizes.
         delta: (outputs,) float32 products of the second block if another kernel computed them, else None.
         pdl: whether to use programmatic dependent launch, see `norm_gemv`.

@@ -209,7 +209,7 @@ class Monitor:
         self._watching = False
 
     def attach(self, streams: Mapping[str, Stream]) -> None:
-        """Set the streams to measure, by name.
+        """Set the executor's streams to measure, by name: 'compute' and 'copy'.
 
         Timing each launch on a GPU is expensive. The compute stream is therefore timed only after the first call of
         `counters`, and other streams only while a trace is recorded.

@@ -179,7 +179,7 @@ class PrefillInputs(StepInputs):
     Args:
         depth: number of step slots.
         device: destination of the upload.
-        rows: maximum number of sampled rows. It is also the index of the spare batch slot, which padding uses.
+        rows: maximum number of sampled rows. Padding rows use the batch slot with index `rows`, which is spare.
         images: maximum number of images.
         tokens: maximum number of prompt and draft tokens, of all sequences together.
         prefix_pages: number of pages per image.

@@ -316,7 +316,7 @@ class Gaze(Task):
         return prompts.gaze(self.eye)[0] if self.form == "words" else prompts.objects("point", self.skill, [self.eye])
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the x and y coordinates of the eye, keyed by the position of their placeholder in the prompt."""
+        """Return the coordinates (x and y) of the person's eye, keyed by the position of their placeholder."""
         return prompts.gaze(self.eye)[1] if self.form == "words" else prompts.ref_values("point", [self.eye])
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:

@@ -420,7 +420,7 @@ class Task(ABC):
 
     @abstractmethod
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Convert the answers to the task's part of the result.
+        """Convert the decoded answers of this task to its results.
 
         Args:
             answers: the state machine and the image window of each answer; no answers if the task is `empty`.

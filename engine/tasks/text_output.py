@@ -344,7 +344,7 @@ class ReasoningOutput(OutputState):
         return phase
 
     def vocabulary(self) -> Iterable[int]:
-        """Return the token IDs to which `rule` can restrict sampling: tokens of the suffix and of the answer."""
+        """Return the token IDs to which `rule` can restrict sampling, in the reasoning's suffix and in the answer."""
         return [*self.tokens.suffix, *self.answer.vocabulary()]
 
     def rule(self) -> TokenRule:
@@ -390,7 +390,7 @@ class ReasoningOutput(OutputState):
         return False
 
     def finish(self) -> None:
-        """Finish the answer that follows the reasoning."""
+        """Finish the answer, after the reasoning and the answer are complete."""
         self.answer.finish()
 
     @property

@@ -153,7 +153,7 @@ class ZoneCounter:
 
     @property
     def inside(self) -> dict[int, Visit]:
-        """The visits of the objects that are inside the zone, by track ID."""
+        """The current visit of each object that counts as inside the zone, by track ID."""
         return {number: visit for number, visit in self._visits.items() if visit.counted}
 
     def counts(self) -> dict[str, dict[str, int]]:

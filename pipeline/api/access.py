@@ -235,8 +235,9 @@ class AccessGuard(Guard):
         """Check that the client can send a request. A route without a declared role requires an admin.
 
         Raises:
-            HttpError: with status 401 if the token is missing or invalid, or 403 if the client has no access to the
-                role or the stream.
+            HttpError: with status 401 if the token is missing or invalid. With status 403 if the client lacks the role
+                of the route or access to the stream, or if an API without tokens is requested under a host name other
+                than localhost.
         """
         if not self._access.guarded and not _is_local_name(request.headers.get("Host", "")):
             # A web page can make its name resolve to this machine (DNS rebinding) and read without a token.

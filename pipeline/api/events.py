@@ -53,7 +53,10 @@ class Stored:
         return {"away": names} if names else {}
 
     def told(self, record: dict[str, Any]) -> dict[str, Any]:
-        """If an event is a false alarm, add this mark and the number of detections that it suppressed to its record."""
+        """Return the record of an event. If the event is a false alarm, add `false_alarm` and `held_back`.
+
+        `held_back` is the number of similar detections that were suppressed.
+        """
         if not any(one.event == record["id"] for one in self.store.verdicts(record["stream"])):
             return record
         held = self.runner.held_back(record["stream"]).get(record["id"], 0)

@@ -83,13 +83,13 @@ def _head(frame: ViewerFrame) -> bytes:
 
 
 def _frame(number: int, frame: ViewerFrame, until: int, start: int) -> bytes:
-    """Return the MP4 boxes of a frame.
+    """Return a frame as MP4: an `emsg` box with the JSON record of the frame, then a fragment with the frame.
 
     Args:
         number: sequence number of the fragment.
         frame: the encoded frame.
         until: timestamp of the next frame, in units of 1/90000 s.
-        start: timestamp of the first frame, in units of 1/90000 s. Timestamps in the boxes are relative to it.
+        start: timestamp of the first frame, in units of 1/90000 s. Timestamps in the MP4 are relative to it.
     """
     at, encoded = frame.encoded.pts - start, frame.encoded
     sample = Sample(length_prefixed(encoded.data), until - encoded.pts, key=encoded.key)

@@ -158,9 +158,9 @@ class ViewerPeer(Peer):
             self._send_stamped(record, pts, self._clock)
 
     def _send_first(self, record: dict[str, Any], pts: int, tries: int) -> None:
-        """Send the JSON record of the first frame after this frame, when the start of the RTP clock is known.
+        """Send the JSON record of the first frame when aiortc has set the start of the RTP clock.
 
-        Retry up to `tries` times.
+        Until then, retry up to `tries` times.
         """
         if self._clock is None and (stamp := getattr(self._sender, _RTP_CLOCK)):  # 0 before the first frame
             self._clock = pts, stamp

@@ -73,7 +73,10 @@ class EndingSignals:
 
     @property
     def urgent_at(self) -> float | None:
-        """The time of the first urgent signal by `time.monotonic()`, in seconds, or None."""
+        """Time of the first signal that forces an exit: SIGTERM, SIGHUP or a second SIGINT. None without such a signal.
+
+        The time is in seconds of `time.monotonic()`.
+        """
         urgent = [at for number, at in self._caught if number != signal.SIGINT] + [at for _, at in self._caught[1:]]
         return min(urgent, default=None)
 

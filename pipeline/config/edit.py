@@ -118,7 +118,7 @@ def _with_regions(text: str, at: At, old: dict[str, BaseModel], new: dict[str, B
 
 
 def _as_list(text: str, given: RunConfig) -> str:
-    """Edit the text of a configuration with a single source, so that it has a list of streams with this stream."""
+    """Convert the single source in the text of a configuration to the first entry of the list `streams`."""
     stream: dict[str, Any] = {"name": given.name} if given.name else {}
     text = without_key(text, (), "name")
     stream["source"] = value_of(node_in(text, ("source",)))

@@ -183,7 +183,7 @@ class OpenEvents:
         self._homes.pop(event, None)
 
     def _take_files(self, stream: str, of: Callable[[str], bool]) -> list[tuple[str, str, str]]:
-        """Forget the incomplete media files of selected events. Return the event ID, kind and machine of each file."""
+        """Remove and return the pending media files of the events that `of` selects, as (event ID, kind, machine)."""
         files = self._files.get(stream, set())
         taken = [(event, kind, self._homes.get(event, "")) for event, kind in files if of(event)]
         for event, kind, _ in taken:

@@ -71,10 +71,7 @@ class StoreActor:
             self._problem = one_line(str(error))
 
     def media(self) -> tuple[str | None, str]:
-        """Return the folder of clips and snapshots and an empty string.
-
-        If the store failed, return None and the reason.
-        """
+        """Return the folder of clips and snapshots, and "". If the store failed, return None and the reason."""
         return (None, self._problem) if self._store is None else (str(self._store.media_folder), "")
 
     def call(self, method: str, *arguments: Any) -> Any:

@@ -75,7 +75,10 @@ class Place:
 
 
 class Places:
-    """Remembers the places of the objects in one stream: up to `MAX_PLACES` places, each for up to 24 hours."""
+    """Stores the places where objects are or were stationary in one stream.
+
+    At most `MAX_PLACES` places are stored, each for up to 24 hours.
+    """
 
     def __init__(self) -> None:
         self.clear()

@@ -185,9 +185,10 @@ class Questions:
         return any(state.pending or (there and state.text is None and not state.failed) for state in states)
 
     def p_yes(self, tracks: Collection[int]) -> float | None:
-        """Return the model's probability of "yes" to the rule's question, for the track closest to the expected answer.
+        """Return the model's probability of "yes" to the rule's question.
 
-        Return None if the model has not answered about any of the tracks.
+        Of several tracks, return the highest probability if the rule expects "yes", otherwise the lowest. Return None
+        if the model has not answered about any of the tracks.
         """
         numbers = [FRAME] if self._rule.scope == "frame" or not tracks else tracks
         known = [p for number in numbers if (p := self._state("ask", "", number).p_yes) is not None]

@@ -90,7 +90,13 @@ class Change:
 
 @dataclass(slots=True, frozen=True)
 class RuleList:
-    """The names of a stream's rules, with the retention times in seconds of the rules that set one."""
+    """The rules of one stream.
+
+    Attributes:
+        stream: name of the stream.
+        rules: names of the rules.
+        keep_s: retention time of the events of a rule in seconds, by rule name, for rules that set a retention time.
+    """
 
     stream: str
     rules: tuple[str, ...]

@@ -272,9 +272,9 @@ def check_places(rules: list[RuleSettings], regions: Regions) -> None:
 
 
 def check_signals(rules: list[RuleSettings], source: str | None) -> None:
-    """Check that the source of a stream supports its `camera reports` rules.
+    """Check that the source of a stream supports rules with the condition `camera reports`.
 
-    Only ONVIF cameras report signals. Rules on a file pass the check, but are never fulfilled.
+    Only ONVIF cameras send such reports. A video file passes the check, but its rules never match.
 
     Raises:
         PlacedError: if the source is a camera without an ONVIF address.

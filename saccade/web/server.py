@@ -260,7 +260,10 @@ class _Lingering:
 
 
 async def end_tasks() -> None:
-    """Cancel the remaining tasks of the event loop, because aioice notices a closed connection 20 ms late."""
+    """Cancel the remaining tasks of the event loop, and end the threads of its executor.
+
+    For example, a task of aioice remains for 20 ms after its connection was closed.
+    """
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

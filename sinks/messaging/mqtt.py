@@ -316,9 +316,10 @@ class MqttSink:
                 await loop.wait(min(SILENT_S / 6, EXPIRY_S / 6))
 
     def _properties(self, item: Item) -> Properties | None:
-        """Return the MQTT 5 message expiry: `online` and counts above 0 expire unless they are sent again.
+        """Return the MQTT 5 properties with which the broker deletes an outdated retained message.
 
-        Return None for messages that do not expire, and for MQTT 3.
+        Messages such as `online` and counts above 0 expire unless they are sent again. Return None for messages that do
+        not expire, and for MQTT 3.
         """
         lasting = item.topic == self._topics.available or item.topic.endswith("/config")
         if self._version < 5 or not item.retain or lasting or item.payload in _OVER:

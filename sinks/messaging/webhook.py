@@ -168,7 +168,7 @@ class WebhookSink:
         self._loop.wake()
 
     def end(self, stream: str) -> None:
-        """Queue the end of all open events of a stream that has ended."""
+        """Queue an end message for each open event of a stream that has ended."""
         with self._lock:
             self._end(stream)
         self._loop.wake()

@@ -18,7 +18,7 @@ _DRAWINGS: dict[str, Drawing] = {}
 
 
 def register_drawing(key: str, drawing: Drawing) -> None:
-    """Register a function that draws the values of `Result.extras[key]`, above boxes and below their labels.
+    """Register a function that draws the values of `Result.extras[key]`: after the boxes, and before their labels.
 
     Raises:
         ValueError: if the key already has a function.

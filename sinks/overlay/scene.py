@@ -189,7 +189,10 @@ def _of(result: Result, kind: type[P]) -> list[P]:
 
 
 def _pixels(points: Sequence[Point], width: int, height: int) -> tuple[Point, ...]:
-    """Convert points from fractions to pixels, limited to ten times the image size to avoid overflows in OpenCV."""
+    """Convert points from fractions of the image size to pixels.
+
+    Points are limited to ten times the image size, to avoid overflows in OpenCV.
+    """
     return tuple((min(max(x, -10.0), 10.0) * width, min(max(y, -10.0), 10.0) * height) for x, y in points)
 
 

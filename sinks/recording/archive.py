@@ -87,7 +87,7 @@ class RecordedFile:
         return codecs_of(self.head)
 
     def within(self, since: float, until: float) -> RecordedFile:
-        """Return a copy of this object with only the fragments between two Unix times, in seconds.
+        """Return a copy of this `RecordedFile` with only the fragments between two Unix times, in seconds.
 
         The first fragment starts at a keyframe at or before `since`.
         """
@@ -326,7 +326,7 @@ def _fragment_at(descriptor: int, at: int, size: int) -> Fragment | None:
 
 
 def parts_of(file: RecordedFile) -> Iterator[Part]:
-    """Yield the separately playable parts of a file. Each part except the last lasts at least `_SEGMENT_S` seconds."""
+    """Split a recorded file into HLS segments, which start at keyframes. Only the last may be shorter than 3.5 s."""
     first: Fragment | None = None
     for before, one in itertools.pairwise((None, *file.fragments, None)):
         if first is not None and before is not None:

@@ -335,7 +335,12 @@ class FfmpegConnection:
         return options
 
     def _read_jpegs(self, file: HttpFile) -> NoReturn:
-        """Read a Motion JPEG stream and queue each image on arrival. Raises at the end of the stream."""
+        """Read a Motion JPEG stream, and queue each image on arrival.
+
+        Raises:
+            StreamEndedError: at the end of a stream of limited length.
+            LiveError: if the connection fails or is closed, or if the stream contains no JPEG images.
+        """
         what = redact(self._address.target)
         is_image = file.content_type.startswith("image/")
         if not is_image or file.length is None:

@@ -80,8 +80,9 @@ class VisionConfig:
 
     `stem` selects the encoder: "patch" is the published vision transformer, "picodet" an object detector
     (`nano.detector_tower`). The detector has `n_classes` classes. It returns `n_places` image tokens for detections,
-    and `coarse`² image tokens for a grid over the image. For the class with index `part_class`, such as a face, the
-    detector predicts separate boxes. If `part_class` equals `n_classes`, there is no such class.
+    and `coarse`² image tokens for a grid over the image. The detector predicts one box per grid cell for all classes,
+    and a second box for the class with index `part_class`, such as faces. If `part_class` equals `n_classes`, there is
+    no such class and no second box.
     """
 
     enc_dim: int = 1152

@@ -129,9 +129,9 @@ class CodePointTokenizer:
 
 
 class MoondreamPrompts:
-    """Prompts of one model: token IDs of the prompt templates around encoded text.
+    """Creates the prompts of one model, as token IDs: a template of the model, filled with text such as a label.
 
-    A `closed` model (closed vocabulary) supports labels, but no reference points or boxes in prompts.
+    A model with a closed vocabulary (`closed`) supports labels, but no reference points or boxes in prompts.
     """
 
     __slots__ = ("_closed", "_config", "_path_tokens", "_templates", "_tokenizer", "_vocab_size", "eos_id")

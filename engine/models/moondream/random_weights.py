@@ -35,7 +35,7 @@ def random_moondream_3(
 ) -> LoadedModel:
     """Return a model with random weights and, by default, the shape of Moondream 3.
 
-    Moondream 3 has 9.3 billion weights, and uses 8 of its 64 experts per token.
+    Moondream 3 has 9.3 billion parameters, and uses 8 of its 64 experts per token.
     """
     return random_moondream(device, dtype, config or MOONDREAM_3, seed)
 

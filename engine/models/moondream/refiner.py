@@ -39,7 +39,10 @@ class _Attention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(dim, dim) for _ in range(4))
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Map queries (rows, queries, dim), and keys and values (rows, keys, dim), to outputs (rows, queries, dim)."""
+        """Compute the attention of queries (rows, queries, dim) to keys and values (rows, keys, dim).
+
+        Return (rows, queries, dim).
+        """
         parts = ((self.q_proj, q), (self.k_proj, k), (self.v_proj, v))
         heads = [layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer, x in parts]
         return self.out_proj(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]

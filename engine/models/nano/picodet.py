@@ -104,14 +104,14 @@ class Down(nn.Module):
 
 
 class Unit(nn.Module):
-    """Shuffle unit: half of the channels are convolved, then interleaved with the other, unchanged half."""
+    """Shuffle unit: half of the channels are convolved, then interleaved with the unchanged half (channel shuffle)."""
 
     def __init__(self, width: int, middle: int) -> None:
         super().__init__()
         self.branch = Branch(width // 2, middle, width // 2, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Convolve and interleave a feature map (N, width, H, W). The shape does not change."""
+        """Convolve half of the channels of (N, width, H, W), and shuffle all channels. The shape does not change."""
         kept, x = x.chunk(2, dim=1)
         n, half, height, width = kept.shape
         pairs = torch.stack([kept, self.branch(x)], dim=2)

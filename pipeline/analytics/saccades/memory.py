@@ -162,10 +162,7 @@ class Memory:
         return [one for one in held if all(_apart(one, other) for other in found)]
 
     def _pair(self, found: Sequence[Found], expected: Sequence[Rect]) -> dict[int, int]:
-        """Match stored objects to detections by their boxes.
-
-        Return the index of the detection for each matched object's index.
-        """
+        """Match stored objects to detections by their boxes. Return the detection's index by the object's index."""
         if not found or not expected:
             return {}
         likeness = iou(_grown(expected), _grown([one.box for one in found]))
@@ -196,10 +193,7 @@ def inside(box: Rect, window: Rect) -> bool:
 
 
 def _core(window: Rect) -> Rect:
-    """Return a window without its margin, because an object in the margin can be cut off.
-
-    A window at the frame border has a margin there too.
-    """
+    """Return a window without its margin, where objects can be cut off. The margin is removed on all sides."""
     x, y = EDGE * (window[2] - window[0]), EDGE * (window[3] - window[1])
     return window[0] + x, window[1] + y, window[2] - x, window[3] - y
 

@@ -89,7 +89,9 @@ class Sweep:
         return self._made < 2 * self.looks and float(self._never.mean()) > _REST
 
     def choose(self, seconds: float, *, taken: bool = False) -> Rect | None:
-        """Return the window whose area was processed longest ago. Return None if every area was processed recently.
+        """Return the next sweep window: the window whose cells were processed longest ago.
+
+        Return None if all cells were processed recently.
 
         Args:
             seconds: time of the frame, in seconds.
@@ -165,9 +167,9 @@ class Sweep:
         return min(self._rows - 1, max(0, int(y))), min(self._columns - 1, max(0, int(x)))
 
     def _lattice(self, size: tuple[float, float]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return windows (n, 4) that cover the frame, and the ranges of cells in each window.
+        """Return windows (n, 4) that cover the frame, in pixels, and the range of sweep cells in each window.
 
-        The ranges are cell indices of shape (4, n): top, bottom, left and right.
+        The ranges (4, n) are the first row, end row, first column and end column of the cells.
         """
         w, h = min(float(self._width), size[0]), min(float(self._height), size[1])
         across, down = _OVERLAP[0] * w, _OVERLAP[1] * h

@@ -517,7 +517,7 @@ class EventStore(EventReader):
                 log.warning("%s could not be deleted: %s", path, error.strerror)
 
     def _put_off(self, jobs: list[_Job], error: Exception | None) -> None:
-        """Postpone jobs that can be retried (`lasting`) until the disk can be written again. All other jobs fail."""
+        """Retry unwritten jobs with `lasting` when the disk can be written again. All other unwritten jobs fail."""
         if error is not None:
             if not self._retry_at:
                 log.warning(
