@@ -303,7 +303,7 @@ class Admission(Generic[ImageT]):
     def _first(self, stream: Stream[ImageT], now: float) -> Request[ImageT] | None:
         """Return the first request of a stream that can be admitted, or None.
 
-        Frames that cannot meet their deadline are ended with an error.
+        Frames that cannot meet their deadline are rejected with an error.
         """
         while stream.waiting:
             first = stream.waiting[0]

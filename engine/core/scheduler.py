@@ -175,7 +175,7 @@ class Scheduler(Generic[ImageT]):
         self.soonest = min((request.deadline for request in self._timed), default=math.inf)
 
     def cancel_waiting(self, error: BaseException) -> None:
-        """End with an error all requests that have not started: no image or tile is admitted."""
+        """End all requests of which no image or tile has been admitted. Their error is `error`."""
         for request in self.admission.requests:
             if request.begun_at is None:
                 self.cancel(request, error)

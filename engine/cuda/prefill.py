@@ -72,7 +72,10 @@ class PrefillOps:
         self.before: torch.Tensor | None = None
 
     def _is_last(self, layer: PackedLayer) -> bool:
-        """Return whether this is the last layer. After its attention, hidden states of image tokens are not needed."""
+        """Return whether this is the last layer of a prefill with images.
+
+        After the attention of this layer, hidden states of image tokens are not needed.
+        """
         return self._prefix_rows > 0 and layer.number == len(self._blocks.layers) - 1
 
     def norm(self, layer: PackedLayer) -> _Prefilled:
@@ -103,7 +106,9 @@ class PrefillOps:
         return parts
 
     def _forks(self, layer: PackedLayer) -> bool:
-        """Return whether the experts of a layer run concurrently with attention: in all layers except the last.
+        """Return whether the experts of a layer run concurrently with attention.
+
+        They do in all layers, except the last layer of a prefill with images.
 
         | prefill of one image, Moondream 3 | concurrent | sequential |
         |---|---|---|
@@ -113,7 +118,10 @@ class PrefillOps:
         return layer.experts is not None and not self._is_last(layer)
 
     def heads(self, layer: PackedLayer, normed: _Prefilled, kv_only: bool) -> _Prefilled:
-        """Return queries, keys and values; in a dense layer with FP8 or adapters, followed by the MLP's GELU inputs."""
+        """Compute queries, keys and values.
+
+        In a dense layer with adapters, or with FP8 unless `_is_last`, the GEMM also computes the inputs of the GELU.
+        """
         # cuBLAS has no GELU epilogue for FP8, so one GEMM computes heads and MLP. The last MLP has few rows.
         width = self._blocks.heads
         apart = normed.normed[1] is None or self._is_last(layer)

@@ -112,7 +112,7 @@ class DecodeInputs(StepInputs):
     Args:
         depth: number of step slots.
         device: destination of the upload.
-        rows: maximum number of rows. It is also the index of the spare batch slot, which padding rows use.
+        rows: maximum number of rows. Padding rows use the batch slot with index `rows`, which is spare.
         prefix_length: sequence position of padding rows.
     """
 

@@ -456,7 +456,7 @@ class TiledUploads:
     def _capture(self, kind: _TiledKind) -> list[torch.cuda.CUDAGraph]:
         """Capture the CUDA graphs that split images of one size and format into crops, one graph per buffer.
 
-        The list is empty if capture fails or if there are graphs for too many sizes and formats.
+        Return an empty list if the capture fails, or if there are graphs for too many sizes and formats.
         """
         with self._lock:
             name = f"images of {kind[1]} x {kind[0]} are sent"

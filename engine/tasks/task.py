@@ -1,7 +1,7 @@
 """Base class of the tasks on images, and their registry.
 
-A task supplies its prompt, the state machine that decodes the answer, and its part of the result. Tasks are immutable
-data. They depend on a model only through its prompts (`Prompts`) and its class names (`Vocabulary`).
+A task creates its prompt and the state machine that decodes the answer, and converts the answer to results. Tasks are
+immutable data. They depend on a model only through its prompts (`Prompts`) and its class names (`Vocabulary`).
 """
 
 from __future__ import annotations

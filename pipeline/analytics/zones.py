@@ -84,7 +84,7 @@ class Visit:
 
     Attributes:
         label: label of the object.
-        since: time at which the current stay started, in seconds.
+        since: time at which the visit started, in seconds.
         last: last time at which the object was inside, in seconds.
         counted: whether the object counts as inside, which requires `inertia` seconds inside.
     """

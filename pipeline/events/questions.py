@@ -161,7 +161,7 @@ class Questions:
         return {**kept, FRAME: held[FRAME]} if kept and FRAME in held else kept
 
     def may_agree(self, track: int, there: bool) -> bool:
-        """Return whether the model gave, or can still give, every answer that the rule expects about a track.
+        """Return whether the model's answers about a track are all as the rule expects, or can still become so.
 
         Args:
             track: track ID.

@@ -51,7 +51,7 @@ def read_token(path: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a server that listens on `host`."""
+    """Return whether `host` is a loopback address or `localhost`, which only this machine can reach."""
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"

@@ -162,7 +162,7 @@ def _is_small(box: Box, height: int, scale: float) -> bool:
 
 
 def _to_spare(box: Box, width: int, height: int, *, whole: bool) -> Rect:
-    """Return the part of an object that labels should not cover: the whole box if `whole`, else the top of the box."""
+    """Return the area in pixels that labels should not cover: the whole box of an object if `whole`, else its top."""
     x1, y1, x2, y2 = (round(v) for v in box.pixels(width, height))
     return x1, y1, x2, y2 if whole else y1 + round(_TOP * (y2 - y1))
 

@@ -30,7 +30,7 @@ class LiveClock:
         self._rate = _RateCheck()
 
     def restart(self) -> None:
-        """Start a new connection. The new sender's timestamps may be unrelated to the previous ones."""
+        """Prepare the clock for a new connection, whose timestamps may be unrelated to the previous timestamps."""
         self._timestamp = None
         self._rate = _RateCheck()
 

@@ -145,7 +145,10 @@ class PacketTap:
     def packets(
         self, packet: av.Packet[VideoStream], arrived_at: float, display_matrix: tuple[int, ...] | None = None
     ) -> Iterator[CodedPacket]:
-        """Yield `packet` as a `CodedPacket`. The arrival time replaces a missing timestamp. `packet` may be cleared."""
+        """Yield `packet` as a `CodedPacket`. The arrival time replaces a missing timestamp.
+
+        The bitstream filter may clear `packet`.
+        """
         if not packet.size:
             return
         pts = round(arrived_at / LIVE_BASE if packet.pts is None else packet.pts * packet.time_base / LIVE_BASE)

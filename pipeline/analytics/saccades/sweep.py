@@ -182,7 +182,7 @@ class Sweep:
         return windows, cells
 
     def _corners(self, window: Sequence[float]) -> tuple[int, int, int, int]:
-        """Return the range of cells in a window without its margin: the indices of top, bottom, left and right."""
+        """Return the range of cells in a window without its margin: first row, end row, first column and end column."""
         x1, y1, x2, y2 = window
         across, down = _OVERLAP[0] * (x2 - x1) / 2, _OVERLAP[1] * (y2 - y1) / 2
         left = 0 if x1 <= 0 else math.floor((x1 + across) / self._cell[0] + 0.5)

@@ -266,7 +266,7 @@ class Recorder:
                     self._writer.write(file, partial(write_clip, packets), whole=False)
 
     def finish(self, event: Event) -> None:
-        """Finish the recording of an event that ended after its last frame was passed to `note`."""
+        """Finish the recording of an event that has ended, unless `note` has already finished it."""
         if event.id in self._elsewhere:
             self._elsewhere.remove(event.id)
             for kind in MEDIA:
