@@ -154,10 +154,10 @@ async def complete(chat: Chat, engines: Engines) -> Response:
     with bad_values(400, "response_format: "):
         choice = None if schema is None else ChoiceSchema.of(schema)
     if chat.logprobs and choice is None:
-        reason = (
-            'logprobs: supported only for a choice; give a JSON schema with an enum, such as {"enum": ["yes", "no"]}'
+        raise HttpError(
+            400,
+            'logprobs: supported only for a choice; give a JSON schema with an enum, such as {"enum": ["yes", "no"]}',
         )
-        raise HttpError(400, reason)
     finds = schema is not None and choice is None
     answer = _Answer(chat, (engines.finding if finds else engines.talking).model_name)
     if choice is not None:
@@ -286,16 +286,12 @@ def _question(chat: Chat) -> str:
     return text
 
 
-def _most_tokens(chat: Chat) -> int:
-    return chat.max_completion_tokens or chat.max_tokens or MAX_TOKENS
-
-
 def _query(chat: Chat, choices: tuple[str, ...] = ()) -> Query:
     stop = [chat.stop] if isinstance(chat.stop, str) else chat.stop or []
     with bad_values(400):
         return Query(
             _question(chat),
-            _most_tokens(chat),
+            chat.max_completion_tokens or chat.max_tokens or MAX_TOKENS,
             temperature=chat.temperature or 0.0,
             top_p=1.0 if chat.top_p is None else chat.top_p,
             stop=tuple(stop),
