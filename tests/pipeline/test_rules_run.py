@@ -78,6 +78,16 @@ def test_a_run_writes_events_and_a_backtest_finds_the_same(rules: Path, tmp_path
     assert found["video_s"] == pytest.approx(6.5, abs=0.2)
 
 
+def test_a_backtest_writes_nothing_to_the_event_store(rules: Path, tmp_path: Path, saccade: Command) -> None:
+    rules.write_text(RULES.replace("end: 6.5", "end: 2.6\nstore: kept"))
+    with closing(EventStore(tmp_path / "kept")):  # open and locked, as by a running Saccade
+        before = sorted(tmp_path.rglob("*"))
+        done = saccade("backtest", rules, DEMO_CLIP, "--forecast", cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "at-table" in done.stdout
+        assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_backtest_looks_at_no_more_frames_than_it_needs(make_clip: MakeClip, rules: Path, saccade: Command) -> None:
     clip = make_clip(frames=30, rate=30)
     rules.write_text(RULES.replace("vid_stride: 2\n", ""))

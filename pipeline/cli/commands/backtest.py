@@ -81,7 +81,7 @@ class Backtest:
 
 
 def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream: str | None) -> Backtest:
-    """Evaluate the rules of a configuration on videos, without writing any output.
+    """Evaluate the rules of a configuration on videos, without writing any output or stored event.
 
     Args:
         path: path of the configuration file. The file needs no source.
@@ -114,7 +114,7 @@ def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream
         )
         for video in videos
     ]
-    nothing = {"source": "", "name": None, "heatmap": None, "record": None, **_OUTPUTS}
+    nothing = {"source": "", "name": None, "heatmap": None, "record": None, "store": None, **_OUTPUTS}
     config = config.model_copy(update={"streams": streams, **nothing})
     ended: list[dict[str, Any]] = []
 
