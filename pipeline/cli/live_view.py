@@ -39,7 +39,7 @@ def follow(controller: Controller, signals: EndingSignals, *, quiet: bool) -> No
         controller: the controller, not yet started. Its configuration file is reloaded when it changes or on SIGHUP. At
             the end, `controller.finished` contains the result of each stream.
         signals: signals to catch. After the first signal, the engine completes its frames and every file is closed.
-            After an urgent signal, the engine has 2 s to complete its frames.
+            After SIGTERM or a second SIGINT, the engine has 2 s to complete its frames.
         quiet: show only errors.
     """
     console = Console(stderr=True)

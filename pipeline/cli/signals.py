@@ -27,7 +27,7 @@ class EndingSignals:
     """Records the signals that stop a command, from `catch` to the end of the `with` block.
 
     The first SIGINT (Ctrl-C) requests a shutdown without a timeout, because the user can press Ctrl-C again. Any other
-    signal is urgent: the process exits within 5 s, even if a part of it hangs.
+    signal is urgent: the process exits within 5 s, even if a thread hangs.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class EndingSignals:
     def urgent_at(self) -> float | None:
         """Time of the first signal that forces an exit: SIGTERM, SIGHUP or a second SIGINT. None without such a signal.
 
-        The time is in seconds of `time.monotonic()`.
+        The time is in seconds of `time.monotonic()`. SIGHUP does not count if it reloads the configuration.
         """
         urgent = [at for number, at in self._caught if number != signal.SIGINT] + [at for _, at in self._caught[1:]]
         return min(urgent, default=None)
@@ -84,7 +84,7 @@ class EndingSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the previous signal handlers. The timeout of an urgent signal remains active."""
+        """Restore the previous signal handlers. A started timeout (see `urgent_at`) continues."""
         if self.urgent_at is None:
             self._done.set()
         for number, handler in self._previous.items():
