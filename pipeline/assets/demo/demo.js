@@ -383,9 +383,10 @@ async function open() {
   listen();
   status("idle", "ready");
   $("start").hidden = !model.publish;
-  if (!model.publish && !location.hash) location.replace("#/wall");
+  if (model.publish) route();  // at once: it stops what was chosen before
+  else if (!location.hash) location.replace("#/wall");
   await listStreams();
-  route();
+  if (!model.publish) route();
   setInterval(listStreams, LIST_MS);
   setInterval(watchSilence, 500);
 }
