@@ -10,8 +10,8 @@ import torch
 from saccade.engine.models.moondream.config import ModelConfigError
 from saccade.engine.models.nano.detector_tower import (
     OCTAVES,
+    CropDetections,
     DetectorTower,
-    Finds,
     Relations,
     octaves,
     places,
@@ -91,7 +91,7 @@ def test_predecessors_are_of_the_same_class_and_alive() -> None:
     labels = torch.tensor([[0, 1, 0, 1, 0, 0]])
     alive = torch.tensor([[True, True, True, False, True, True]])
     empty = torch.zeros(1, 6)
-    finds = Finds(torch.zeros(1, 6, 4), labels, empty, alive, labels, empty)
+    finds = CropDetections(torch.zeros(1, 6, 4), labels, empty, alive, labels, empty)
     assert predecessors(finds).tolist() == [[-1, -1, 0, 1, 2, 4]]
 
 
