@@ -136,7 +136,7 @@ def bench_webrtc(
     seconds: Annotated[float, typer.Option(min=1, max=600, help="Duration of the measurement in seconds.")] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Compare the latency from a WebRTC sender to the decoded frame in Saccade and aiortc, at the same time."""
+    """Compare the latency from a WebRTC sender to the decoded frame in Saccade and aiortc, both running at once."""
     from benchmarks.webrtc import time_webrtc
 
     result = time_webrtc(codec, seconds=seconds)

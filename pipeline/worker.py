@@ -311,7 +311,7 @@ class Worker:
         return stream
 
     def answer(self, number: int, answer: ListedStream | Exception) -> None:
-        """Receive the controller's answer to a request of `wish`. `number` identifies the request."""
+        """Receive the controller's answer to a stream change that `wish` requested. `number` identifies the request."""
         if (wish := self._wishes.get(number)) is not None:
             wish[1].append(answer)
             wish[0].set()

@@ -119,7 +119,7 @@ class RgbConverter:
 
 
 class DecodedImage:
-    """A decoded frame that is converted to an upright RGB image on its first call.
+    """A decoded frame. A call returns it as an upright RGB image, which is converted once, by the first call.
 
     Attributes:
         size: (width, height) of the image in pixels.

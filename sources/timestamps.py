@@ -151,7 +151,10 @@ class StreamClock:
         return [end for one in self._input.streams if one is not self and (end := one.end_s) is not None]
 
     def _known_shift(self, time: int) -> tuple[int, int] | None:
-        """Return number and shift of another stream's earlier jump, if the shift also makes this stream continuous."""
+        """Return an earlier jump of another stream whose shift also makes the timestamps of this stream continuous.
+
+        The jump is returned as its number and its shift in timestamp units of this stream; None if no jump fits.
+        """
         assert self._end is not None
         best: tuple[int, int, int] | None = None
         for number, seconds in self._input.shifts:

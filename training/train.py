@@ -142,7 +142,7 @@ class Trainer:
         return rate * 4 if ".out." in name else rate * 2 if "heads." in name else rate
 
     def decoder_rate(self, name: str) -> float:
-        """Return the peak learning rate of a parameter outside of the detector. Return 0 for detector parameters."""
+        """Return the peak learning rate of a parameter; 0 if the parameter belongs to the detector."""
         return 0.0 if ".stem." in name else float(self.args.rate)
 
     def optimiser(self, module: nn.Module, rate: Any, decay: float) -> torch.optim.AdamW:
@@ -174,7 +174,7 @@ class Trainer:
     def batch(self, progress: float) -> Batch:
         """Return a batch of augmented images.
 
-        Some batches have wide images, and use only landscape images. Some batches have larger images.
+        Some batches have a wide image shape, and contain only landscape images. Some batches have a higher resolution.
         """
         args, size = self.args, self.config.vision.crop_size
         if args.large and torch.rand((), generator=self.shapes).item() < args.large:

@@ -91,7 +91,7 @@ class _Network(torch.nn.Module):
 
 
 def _export(crop: torch.Tensor, folder: Path) -> Path:
-    """Export a copy of the detector network as ONNX, because the engine fuses layers of its own network."""
+    """Export the detector network as ONNX. A separate model is loaded, because the engine fuses layers of its model."""
     from saccade.engine.model_loader import open_model
 
     path = folder / "nano.onnx"

@@ -14,7 +14,7 @@ _Z95 = 1.96
 
 @dataclass(slots=True, frozen=True)
 class Slope:
-    """Slope per minute, and half of the width of its 95 % confidence interval."""
+    """Slope of a measured value per minute, and the half-width of its 95 % confidence interval."""
 
     per_minute: float
     half_width: float

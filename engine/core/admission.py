@@ -355,7 +355,7 @@ class AdmissionLead:
     def prefilled(self, images: int, seconds: float, *, late: bool = False) -> None:
         """Record the duration of a prefill.
 
-        The lead is computed from the shortest recent duration, because admitting images too early costs less than
+        `admit_at` uses the shortest recent duration, because admitting images too early costs less than
         admitting them too late.
 
         Args:

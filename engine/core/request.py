@@ -408,7 +408,12 @@ class CropPace:
         self._config, self._rate, self._doubted = config, seconds_per_pixel, True
 
     def measured(self, pixels: int, seconds: float) -> None:
-        """Update the lower bound with the cropping time of an image, in seconds. Small images are ignored."""
+        """Update the lower bound of the cropping time per pixel with a measurement. Small images are ignored.
+
+        Args:
+            pixels: number of pixels of the cropped image.
+            seconds: cropping time of the image.
+        """
         if pixels >= self._config.crop_large:
             rate = self._config.crop_bound * seconds / pixels
             self._rate = rate if self._doubted else min(self._rate, rate)

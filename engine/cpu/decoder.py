@@ -141,7 +141,10 @@ _Heads = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(slots=True)
 class _FusedOps:
-    """Operations of a decoder block for x (rows, length, dim). If `mask` is None, the KV cache is not read."""
+    """PyTorch operations of a decoder block for the input x (rows, length, dim).
+
+    If `mask` is None, attention is limited to the input: the KV cache is not read.
+    """
 
     x: torch.Tensor
     positions: torch.Tensor

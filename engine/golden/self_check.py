@@ -86,7 +86,7 @@ def _answers(device: str, dtype: str) -> list[Place]:
 
 
 def _groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Split class names into consecutive groups of 1, 2, 3, … names."""
+    """Split class names into consecutive groups of 1, 2, 3, … names, to test batches of different sizes."""
     begin, size = 0, 1
     while begin < len(names):
         yield names[begin : begin + size]

@@ -243,7 +243,7 @@ class AdapterBank:
         return AdaptedRows(self._layers, self._others(slots))
 
     def _others(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return a mask (rows, columns of A) that is True for the columns of all slots except the row's own slot."""
+        """Return a mask (rows, columns of the LoRA matrices A): False for the columns of the row's own adapter slot."""
         return self._column_slots != slots.unsqueeze(1)
 
 

@@ -298,8 +298,8 @@ class StepLoop(Generic[ImageT]):
         While a prefill runs, the images of the next prefill are admitted shortly before its end; see `AdmissionLead`.
 
         Returns:
-            The next step or None, the time in seconds at which waiting ends, and the number of queued actions of other
-            threads that end it earlier.
+            The next step or None, the time in seconds at which the wait ends, and a number of actions: the wait ends
+            earlier when other threads have queued that many actions.
         """
         scheduler, free = self._scheduler, self.slots.can_launch
         step = scheduler.next_step() if free else None

@@ -148,7 +148,7 @@ class StepPart:
 
     @property
     def args(self) -> Mapping[str, object]:
-        """Arguments of the step part for its span in a trace."""
+        """Attributes that a trace shows for the step part: number and kind of the step, rows, and draft values."""
         drafted = {"drafted": self.drafted} if self.drafted else {}
         return {"step": self.step, "kind": self.kind, "rows": self.sequences, **drafted}
 

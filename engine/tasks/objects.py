@@ -303,7 +303,7 @@ class Gaze(Task):
 
     @property
     def asked(self) -> str:
-        """Position of the eye as text 'x,y', in fractions of the image."""
+        """Position of the person's eye as text 'x,y', in fractions of the image."""
         return f"{self.eye[0]:g},{self.eye[1]:g}"
 
     @property

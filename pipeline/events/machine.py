@@ -335,7 +335,7 @@ class RuleMachine:
     def end(self) -> list[Change]:
         """End the open event, because the stream has ended or no frame has arrived for too long.
 
-        Return the end of the event.
+        Return the `end` message of the event, or an empty list if no event is open.
         """
         return self._stop(self._last_s)
 

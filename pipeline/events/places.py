@@ -45,7 +45,7 @@ class Rest:
     at: Rect
 
     def stationary_for(self, seconds: float) -> float:
-        """Return for how long the object has been at its place at the stream time `seconds`, in seconds."""
+        """Return for how many seconds the object has been at its place at stream time `seconds`."""
         return seconds - self.since_s
 
     def moving(self, seconds: float) -> bool:

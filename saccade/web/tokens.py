@@ -1,4 +1,4 @@
-"""Reads access tokens from a file or an environment variable, because other users can read command-line arguments."""
+"""Reads access tokens from a file or an environment variable. Command-line arguments are visible to other users."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Backlog:
         return self._events.dropped + self._records.dropped
 
     def set(self, topic: str, payload: str) -> None:
-        """Set the state of an MQTT topic, which replaces the topic's previous state."""
+        """Set the payload of a retained MQTT topic. It is queued for publication if it has changed."""
         if self._state.get(topic) != payload:
             self._state[topic] = payload
             self._stale[topic] = None

@@ -39,7 +39,10 @@ class LiveAudio:
         self._taken.append(packet)
 
     def writer(self) -> AudioWriter | None:
-        """Return the current audio format's writer with all received audio; None before the first packet."""
+        """Pass all received audio to the writer for the current audio format, and return the writer.
+
+        Return None before the first packet.
+        """
         while self._taken:
             packet = self._taken.popleft()
             if self._writer is None or not self._writer.fits(packet):

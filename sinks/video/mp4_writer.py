@@ -94,7 +94,7 @@ class Mp4Writer:
 
     @property
     def unfinished(self) -> int:
-        """Number of frames after the last complete fragment, which a write error would lose."""
+        """Number of frames after the last complete fragment. A write error would lose these frames."""
         return self._unfinished
 
     def moved(self) -> bool:

@@ -351,8 +351,9 @@ class HttpFile:
     def seekable(self) -> bool:
         """Return whether `seek` is possible.
 
-        The server must support range requests, or the file must be a small MP4, which is then downloaded again. Most
-        cameras write an MP4's index at its end, and simple servers do not support range requests.
+        The server must support range requests, or the file must be a small MP4. A small MP4 is downloaded again if a
+        seek requires it, because most cameras write the index of an MP4 at its end, and simple servers do not support
+        range requests.
         """
         if self._text is not None or self._length is None:
             return self._text is not None
@@ -403,7 +404,7 @@ class HttpFile:
         return self._head
 
     def read_without_end(self) -> None:
-        """Ignore the stated length and disable read timeouts. A read then ends only by data or `HttpFiles.close`."""
+        """Ignore `Content-Length` and disable read timeouts. A read then waits for data or `HttpFiles.close`."""
         self._response.length = None
         self._length = None
         self._connection.opened.settimeout(None)

@@ -140,7 +140,7 @@ def _read_attribute(media: Media, name: str, value: str) -> None:
 
 
 def _mikey(value: str) -> list[str]:
-    """Return the SRTP key of an `a=key-mgmt` value, in a list; an empty list if the key is unusable."""
+    """Return the SRTP key of a MIKEY message (`a=key-mgmt`) as a list; an empty list if the message is unusable."""
     protocol, _, text = value.strip().partition(" ")
     try:
         return [crypto_of(base64.b64decode(text.strip().strip('"')))] if protocol == "mikey" else []

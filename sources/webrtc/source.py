@@ -139,7 +139,7 @@ class WebRtcConnection:
 
     @property
     def media_at(self) -> float:
-        """Same as `heard_at`, because `Peer` detects and closes silent peers."""
+        """Same as `heard_at`. The class `Peer` detects and closes a peer that sends nothing."""
         return self._heard_at
 
     @property
@@ -157,8 +157,8 @@ class WebRtcConnection:
         """Return the newest unread frame; None if none arrives within `timeout_s` seconds.
 
         Raises:
-            StreamEndedError: if the peer has left and `final` is set.
-            LiveError: if the peer has left and `final` is not set.
+            StreamEndedError: if the peer has left and cannot reconnect (`final`).
+            LiveError: if the peer has left and can reconnect.
             SourceError: if the required GPU cannot decode.
         """
         with self._changed:

@@ -314,8 +314,8 @@ class Chosen:
     """The experts that the router has chosen for one row in one layer, and their logits.
 
     Each layer has separate buffers on separate cache lines. With programmatic dependent launch, the L1 cache may return
-    old data for addresses that an earlier kernel of the step has read. Bypassing the L1 cache would be too slow: 100 µs
-    for hundreds of programs.
+    stale data for addresses that an earlier kernel of the step has read. Reads that bypass the L1 cache would be too
+    slow: 100 µs for hundreds of programs.
 
     Args:
         logits: float32 (1, experts), owned by this layer.

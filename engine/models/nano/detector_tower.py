@@ -356,7 +356,7 @@ def octaves(values: torch.Tensor) -> torch.Tensor:
 
 
 def predecessors(finds: CropDetections) -> torch.Tensor:
-    """Return, for each detection, the index of the next better detection of the same class.
+    """Return, for each detection, the index of the detection of the same class with the next higher score.
 
     The result is (N, K) int64. It is -1 for the best detection of a class.
     """

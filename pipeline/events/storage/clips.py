@@ -62,10 +62,10 @@ class Moment:
         return Moment(self.steady + seconds, None if self.captured is None else self.captured + seconds)
 
     def until(self, packet: CodedPacket) -> float:
-        """Return the seconds from this time to a packet.
+        """Return the seconds from this time to the time of a packet.
 
-        The difference of the capture times is used if both are known and it is close to the difference of the arrival
-        times.
+        The capture times are compared if both are known and agree with the arrival times. Otherwise the arrival times
+        are compared.
         """
         passed = packet.arrived_at - self.steady
         if self.captured is None or packet.captured_at is None:

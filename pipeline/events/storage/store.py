@@ -543,7 +543,7 @@ class EventStore(EventReader):
         return db
 
     def _now(self) -> float:
-        """Return the current Unix time in seconds, or a slightly later time, so that each call returns a later time."""
+        """Return the current Unix time in seconds. The times of successive calls are strictly increasing."""
         self._stored_at = max(time.time(), self._stored_at + 1e-6)
         return self._stored_at
 
