@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from saccade.engine.results import Box, Result, Spot
 from saccade.pipeline.analytics.track import bottom_of, time_of
 from saccade.pipeline.analytics.tracker import TrackerSettings
-from saccade.pipeline.events.places import Places, Rest
+from saccade.pipeline.events.places import Places, Rest, overlap
 from saccade.pipeline.events.record import TrackPath
+from saccade.pipeline.events.verdicts import SAME_PLACE, HeldBack
 from saccade.sinks.overlay.scene import Line, Zone
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class Track:
         box: x1, y1, x2, y2 in fractions of the image size.
         zones: zones that contain the object.
         speed: speed in image sizes per second.
-        first_s: stream time of the first detection, in seconds.
+        first_s: stream time of the first detection, in seconds. If detections of the object were suppressed in between,
+            this is the time of the last suppressed detection.
         seen_s: stream time of the last detection, in seconds.
         looks: bit mask of the last 64 frames. A bit is 1 if the track was detected on the frame. The lowest bit is
             the newest frame.
@@ -153,6 +155,7 @@ class SceneReader:
             elif seconds != track.seen_s:
                 held = tuple(name for name in zones if number in zones[name])
                 self._tracks[number] = replace(track, zones=held, looks=track.looks << 1 & _LOOKS)
+        suppressed = self._suppressed(seconds, result)
         self._rest(seconds)
         places = self._places.places
         began = frame.captured_at + (self._file_began if frame.capture_clock == "file" else 0.0)
@@ -164,12 +167,29 @@ class SceneReader:
             frame.height,
             datetime.fromtimestamp(began).time(),
             frame.steady_at,
-            dict(self._tracks),
+            {number: track for number, track in self._tracks.items() if number not in suppressed},
             zones,
             lines,
             lambda track: sharpness_of(frame.image, track.box),
             {number: (self._stood[number], one.empty_s) for number, one in places.items() if one.empty_s},
         )
+
+    def _suppressed(self, seconds: float, result: Result) -> set[int]:
+        """Return the lost tracks whose object was detected on this frame, but suppressed as a false alarm.
+
+        Otherwise, a rule would treat such an object as present until its lost track ends, and `for` would be fulfilled.
+        """
+        held = [one.box for one in result.extras.get(HeldBack.key, ()) if isinstance(one, HeldBack)]
+        found = set()
+        for number, track in self._tracks.items() if held else ():
+            if track.seen_s != seconds and any(
+                box.label == track.label and overlap(track.box, (box.x1, box.y1, box.x2, box.y2)) > SAME_PLACE
+                for box in held
+            ):
+                found.add(number)
+        for number in found:
+            self._tracks[number] = replace(self._tracks[number], first_s=seconds)
+        return found
 
     def take_ended(self) -> list[TrackPath]:
         """Return the paths of the tracks that ended since the last call."""

@@ -634,15 +634,17 @@ class EventStore(EventReader):
         return verdict.stream
 
     def _verdict_on(self, db: sqlite3.Connection, event: str) -> Verdict | ValueError | None:
-        row = db.execute("SELECT record FROM events WHERE id = ?", (event,)).fetchone()
+        row = db.execute("SELECT record, first_box FROM events WHERE id = ?", (event,)).fetchone()
         if row is None:
             return None
         record = json.loads(row[0])
-        if record["box_norm"] is None:
-            return ValueError(f"event '{event}' has no box, so later finds cannot be compared with it")
+        # The look is of the frame on which the event began, so the box must be of that frame, too.
+        last = record["label"], record["top_score"], record["box_norm"]
+        label, score, box = last if row[1] is None else json.loads(row[1])
+        if box is None:
+            return ValueError(f"event '{event}' has no box, so it cannot be marked as a false alarm")
         look = db.execute("SELECT look FROM looks WHERE event = ?", (event,)).fetchone()
-        box = tuple(record["box_norm"])
-        return Verdict(event, record["stream"], record["label"], record["top_score"], box, look and look[0])
+        return Verdict(event, record["stream"], label, score, tuple(box), look and look[0])
 
     def _keep_verdict(self, db: sqlite3.Connection, one: Verdict) -> None:
         db.execute(
@@ -666,12 +668,14 @@ class EventStore(EventReader):
         if stored is None:
             pending = any(record[f"has_{kind}"] for kind in MEDIA)
             times = record["start_time"], record["end_time"], self._now(), self._clock(), expires_at
+            first = record["label"], record["score"], record["box_norm"]
+            first_box = json.dumps(first) if record["type"] == "begin" and record["box_norm"] is not None else None
             names = "id, stream, rule, label, zones, text, start_time, end_time"
-            names += ", stored_at, kept_from, expires_at, pending, record"
-            marks = ", ".join("?" * 13)
+            names += ", stored_at, kept_from, expires_at, pending, first_box, record"
+            marks = ", ".join("?" * 14)
             number = db.execute(
                 f"INSERT INTO events ({names}) VALUES ({marks})",
-                (record["id"], *indexed, *times, pending, json.dumps(record)),
+                (record["id"], *indexed, *times, pending, first_box, json.dumps(record)),
             ).lastrowid
         else:
             number, known, *words = stored

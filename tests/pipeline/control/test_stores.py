@@ -114,7 +114,7 @@ def test_a_verdict_is_stored_on_this_machine(two: Two) -> None:
         "e3": stream,
         "e9": None,
     }
-    with pytest.raises(ValueError, match="has no box"):
+    with pytest.raises(ValueError, match="has no box, so it cannot be marked as a false alarm"):
         two.both.judge("e4", false_alarm=True)
     assert two.there.verdicts() == []
     assert [one.event for one in two.both.verdicts(stream)] == ["e1", "e3"]

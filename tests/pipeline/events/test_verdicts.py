@@ -11,13 +11,18 @@ import pytest
 from numpy.typing import NDArray
 
 from saccade.engine.results import Box, Detections, Points, Result
+from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.geometry import Rect
-from saccade.pipeline.events.record import EventLook, make_history_record
+from saccade.pipeline.analytics.settings import AnalyticsSettings
+from saccade.pipeline.events.record import Change, EventLook, make_history_record
+from saccade.pipeline.events.settings import EventSettings
+from saccade.pipeline.events.stage import EventStage
 from saccade.pipeline.events.storage.store import EventStore
 from saccade.pipeline.events.verdicts import MOST_VERDICTS, HeldBack, Verdict, VerdictStage
 from saccade.sinks.record import Latency, make_record
 from saccade.sources import Frame
 from tests.pipeline.events.storage.test_store import event
+from tests.support.sinks.results import live_frame
 
 BUSH = (0.1, 0.2, 0.3, 0.8)
 LOOK = np.array([1, 0], np.float32)
@@ -107,6 +112,35 @@ def test_the_store_keeps_and_removes_verdicts(tmp_path: Path) -> None:
         assert len(store.verdicts()) == 1  # survives its event and a restart
         assert store.judge("e1", false_alarm=False) == "yard"
         assert store.verdicts() == []
+
+
+def test_a_verdict_takes_box_and_score_from_the_frame_of_the_look(tmp_path: Path) -> None:
+    with closing(EventStore(tmp_path)) as store:
+        store.write(event(1, "begin", stream="yard", score=0.8, top_score=0.8, box_norm=list(BUSH)))
+        store.write(make_history_record(EventLook("yard", "e1", b"\x00<")))
+        elsewhere = [0.6, 0.2, 0.8, 0.8]
+        for kind in ("update", "end"):
+            store.write(event(1, kind, stream="yard", label="dog", score=0.5, top_score=0.97, box_norm=elsewhere))
+        assert store.judge("e1", false_alarm=True) == "yard"
+        assert store.verdicts() == [Verdict("e1", "yard", "person", 0.8, BUSH, b"\x00<")]
+
+
+def test_a_suppressed_detection_does_not_carry_a_lost_track_over_for() -> None:
+    """Neither while the track is lost, nor when the object is detected again with a higher score."""
+    heard: list[object] = []
+    verdicts: dict[str, list[Verdict]] = {}
+    zone = {"zones": {"left": "0,0,0.5,0,0.5,1,0,1"}}
+    stages = (
+        VerdictStage(None, verdicts),
+        AnalyzeStage(AnalyticsSettings.model_validate(zone), track=True),
+        EventStage(EventSettings.model_validate({"rules": ["visitor=person in left for 2s"]}).rules, heard.append),
+    )
+    for number in range(55):
+        verdicts["door"] = [VERDICT] if 15 <= number < 23 or number >= 36 else []
+        result = Result(Detections((Box("person", 0.8, *BUSH),), 200, 100), Points((), 200, 100))
+        for stage in stages:
+            result = stage.process(live_frame(number / 10, "door"), result)
+    assert [one for one in heard if isinstance(one, Change)] == []
 
 
 def test_the_oldest_verdict_of_a_stream_goes(tmp_path: Path) -> None:
