@@ -112,14 +112,27 @@ class Watch:
                 self._held = now
             ready = scene.seconds - self._held.seconds >= self._for_s(scene) and self.condition.open_at(scene.clock)
             return {-1: self._held, **dict.fromkeys(found, self._held)} if ready else None
-        self._since = {number: self._since.get(number, now) for number in found}
+        self._since = {n: self._since.get(n) or self._began(scene, track, now) for n, track in found.items()}
         if not self.condition.open_at(scene.clock):
             self._holding = set()
             return None
-        held = {one: since for one, since in self._since.items() if self._long_enough(scene, one, since.seconds)}
+        held = {one: since for one, since in self._since.items() if self._long_enough(scene, since.seconds)}
         if self.condition.motion in ("stationary", "appeared"):
             held = self._once(scene, held)
         return held or None
+
+    def _began(self, scene: Scene, track: Track, now: Moment) -> Moment:
+        """Return the time at which a track started to fulfil the condition, which it fulfils now for the first time.
+
+        A zone counts an object only after some time inside, and then includes this time in the dwell time. `confirm`
+        also delays the first frame on which the condition is known to be fulfilled.
+        """
+        if self.condition.kind not in ("inside", "present") or self.condition.motion in ("moving", "stationary"):
+            return now
+        past_s = scene.seconds - track.first_s
+        if self.condition.kind == "inside":
+            past_s = min(past_s, scene.zones[self.condition.place or ""][track.number])
+        return Moment(*(at - max(0.0, past_s) for at in now))
 
     def _once(self, scene: Scene, held: dict[int, Moment]) -> dict[int, Moment]:
         """Return `held` without the objects that already fulfilled the condition at an earlier time.
@@ -191,15 +204,9 @@ class Watch:
     def _for_s(self, scene: Scene) -> float:
         return 0.0 if scene.seconds <= self.carried_until else self.condition.for_s
 
-    def _long_enough(self, scene: Scene, number: int, since_s: float) -> bool:
+    def _long_enough(self, scene: Scene, since_s: float) -> bool:
         if self.condition.motion == "stationary":
             return True  # its time counts from when it came to its place
-        if self.condition.motion == "moving":
-            return scene.seconds - since_s >= self._for_s(scene) - 1e-6
-        if self.condition.kind == "inside":
-            return scene.zones[self.condition.place or ""][number] >= self._for_s(scene) - 1e-6
-        if self.condition.kind == "present":
-            since_s = min(since_s, scene.tracks[number].first_s)
         return scene.seconds - since_s >= self._for_s(scene) - 1e-6
 
 

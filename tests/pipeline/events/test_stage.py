@@ -44,6 +44,16 @@ def test_a_walk_makes_the_events_of_every_rule() -> None:
     ]
 
 
+@pytest.mark.parametrize("settings", [{}, {"confirm": "3 of 5"}])
+@pytest.mark.parametrize("when", ["person in right for 1s", "person for 1s"])
+def test_an_event_begins_after_for_from_when_its_condition_held(when: str, settings: dict[str, str]) -> None:
+    heard: list[Change | RuleList] = []
+    rule = RuleSettings.model_validate({"name": "enters", "when": when, **settings})
+    run(EventStage([rule], heard.append), {"person": lambda t: (0.8, 0.9)}, 3)
+    (event,) = [one.event for one in heard if isinstance(one, Change) and one.kind == "begin"]
+    assert event.start_time - event.since == pytest.approx(1.0)
+
+
 def test_rules_are_replaced_while_it_runs() -> None:
     heard: list[Change | RuleList] = []
     stage = EventStage(rules("a=person", "b=person"), heard.append)
