@@ -209,7 +209,7 @@ class ScriptedOutput(BoxesOutput):
 
     @property
     def visible(self) -> bool:
-        """Always False: no detected box may become a draft, because the predefined boxes are not in the image."""
+        """Always False, so that no detected box becomes a draft. The image does not show the predefined boxes."""
         return False
 
     def commit(self, sampled: Sampled) -> bool:

@@ -189,7 +189,7 @@ class Engine:
         return self._vocabulary.resolve(labels)
 
     def load_adapter(self, name: str, path: Path | str) -> None:
-        """Load a LoRA adapter, to be used in `submit` and `stream` by its name. See `models.lora` for the file format.
+        """Load a LoRA adapter under a name, for use in `submit` and `stream`. See `models.lora` for the file format.
 
         Raises:
             AdapterError: if the file cannot be read or does not match the model, or if the name is already in use.

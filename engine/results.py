@@ -373,8 +373,8 @@ class ResultFuture(Future[Result]):
 
     Args:
         callbacks: thread that runs the done callbacks.
-        require_other_thread: function that raises an error if the caller is the engine's thread, in which waiting would
-            deadlock.
+        require_other_thread: function that raises an error if the caller is the engine's thread. The engine's thread
+            would deadlock if it waited for a result.
     """
 
     def __init__(self, callbacks: CallbackThread, require_other_thread: Callable[[], None] = lambda: None) -> None:

@@ -66,7 +66,7 @@ def orientation_of_matrix(matrix: tuple[int, ...] | None) -> Orientation:
 
 
 def pixel_aspect_of(*told: Fraction | None) -> Fraction:
-    """Return the first plausible pixel aspect ratio (width divided by height) of the arguments; 1 if there is none."""
+    """Return the first plausible pixel aspect ratio (width / height) among the arguments, or 1 if none is plausible."""
     for aspect in told:
         if aspect and 1 / _MOST_ASPECT <= aspect <= _MOST_ASPECT:
             return Fraction(aspect)

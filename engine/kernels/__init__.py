@@ -15,7 +15,10 @@ LEAST_KV_SCALE = 2.0**-14  # the smallest normal float16
 
 
 def available(device: torch.device) -> bool:
-    """Return whether the Triton kernels run on `device`: a recent Triton, CUDA, and compute capability 8.0 or later."""
+    """Return whether the Triton kernels run on `device`.
+
+    The kernels need a recent Triton, CUDA, and compute capability 8.0 or later.
+    """
     try:
         from saccade.engine.kernels import common  # noqa: F401
     except ImportError:

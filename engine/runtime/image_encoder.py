@@ -92,7 +92,7 @@ class CudaImageEncoder:
     def prepare(self, image: Pixels, window: Window | None = None) -> PreparedImage:
         """Copy an image to pinned memory, so that all images of a prefill are uploaded together.
 
-        An image with tiles is uploaded immediately, and so is a single-crop image if the device is idle.
+        An image with tiles is uploaded immediately. A single-crop image is uploaded immediately if the device is idle.
 
         The call does not wait for the device. Afterwards the caller may change pixels in main memory, but not pixels on
         the device.

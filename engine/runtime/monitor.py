@@ -169,7 +169,7 @@ class Track:
         self._rests = -1
 
     def about(self) -> StepPart:
-        """Return the step part that is being launched."""
+        """Return the part of the batch step that is being launched, such as its sampling."""
         return self._monitor.doing
 
     def ran(self, about: StepPart, start: float, end: float) -> None:

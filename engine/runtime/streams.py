@@ -39,7 +39,7 @@ class Watcher(Protocol):
     def ran(self, about: Any, start: float, end: float) -> None:
         """Record that work ran from `start` to `end`, in seconds of `time.perf_counter`.
 
-        Streams call this method in the order of their work.
+        A stream calls this method in the order in which its work ran.
         """
         ...
 

@@ -445,7 +445,7 @@ def distinct(objects: Iterable[DecodedObject], limit: float) -> list[DecodedObje
 def _first_of(
     objects: Iterable[DecodedObject], same: Callable[[DecodedObject, DecodedObject], bool]
 ) -> list[DecodedObject]:
-    """Remove duplicates: return the objects for which `same` is False with each earlier returned object."""
+    """Remove duplicates: omit each object for which `same` is True with an object that is already in the result."""
     kept: list[DecodedObject] = []
     for found in objects:
         if not any(same(found, other) for other in kept):

@@ -187,7 +187,7 @@ class OutputState(ABC):
         return (Phase.TOKEN if phase in TEXT_PHASES else Phase.Y), sampled[0], 0.0
 
     def values(self) -> list[FedValue]:
-        """Return all decoder inputs of the answer so far, in order of generation. Called only if `draftable`."""
+        """Return the answer's decoder inputs so far, in order of generation. Only called if `draftable` is true."""
         return []
 
     def finish(self) -> None:  # noqa: B027 - most answers need no finish

@@ -174,7 +174,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         return self.with_streams(self.named().values())
 
     def with_streams(self, streams: Iterable[ListedStream]) -> RunConfig:
-        """Return the configuration with other streams. Each of these streams must have a name and all settings."""
+        """Return a copy with the given streams instead of its own. Each of them must have a name and all settings."""
         ours = self.model_fields_set - StreamConfig.model_fields.keys()
         values = {key: getattr(self, key) for key in ours | {"streams"}} | {"streams": list(streams)}
         return RunConfig.model_construct(ours | {"streams"}, **values)

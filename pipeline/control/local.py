@@ -583,7 +583,7 @@ def opened_store(config: RunConfig, *, keep_open: bool = False) -> Iterator[Even
 
 
 def open_outputs(stream: OpenedStream, each: Sequence[Target], hub: EventHub) -> None:
-    """Open the outputs of one stream, and assign them to the stream. The stream closes them, even after an error."""
+    """Open and assign the outputs of one stream. The stream closes its outputs, even after an error."""
     for target in own_targets(stream.config, each, _name(stream)):
         output = open_output(target, stream.source, stream.config.vid_stride)
         stream.outputs.append(output)

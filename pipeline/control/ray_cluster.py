@@ -69,7 +69,7 @@ class RayCluster:
 
     Args:
         config: configuration. `config.ray` is the address of a cluster, or `auto` for a cluster on this machine. None
-            starts a local Ray for `config.workers` workers, which ends with this process.
+            starts a local Ray for `config.workers` workers. The local Ray ends with this process.
         state: file that identifies this run in the cluster.
 
     Attributes:

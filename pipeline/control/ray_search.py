@@ -1,7 +1,7 @@
 """Searches the stored events of a run with workers. Event stores list candidates, and workers score their snapshots.
 
-A worker scores only snapshots of its own machine, so that only IDs and probabilities are sent over the network. If
-the worker dies, another worker of the machine, or the restarted worker, continues the search.
+A worker scores only the snapshots on its own machine. The network thus transfers only IDs and probabilities. If a
+worker dies during a search, another worker on its machine, or the restarted worker, continues the search.
 """
 
 from __future__ import annotations

@@ -297,7 +297,7 @@ class Runner(Protocol):
         """
 
     def held_back(self, stream: str) -> dict[str, int]:
-        """Return the number of detections that a stream has suppressed, by event ID of the false alarm.
+        """Return how many detections of a stream were suppressed as known false alarms, by event ID of the false alarm.
 
         The call can block. The result is empty if the stream is not running.
         """

@@ -256,14 +256,14 @@ class RemoteStore:
 
 
 class MachineStores:
-    """Reads and writes the event stores of all machines, with the reading methods of an `EventStore`. Thread-safe.
+    """Event stores of all machines, with the same reading methods as one `EventStore`. Thread-safe.
 
     False-alarm marks of all machines are stored on the controller's machine, so that they survive the failure of
     another machine.
 
     Args:
         local: event store of the controller's machine. The caller closes it.
-        load: called once per machine with its open events and its name.
+        load: called once per machine with the machine's open events and name.
         address_of: returns the address of the server for a machine's files, or None if the machine is unreachable.
     """
 

@@ -85,9 +85,9 @@ class Watch:
         """Evaluate the condition on the next scene.
 
         Returns:
-            For each track ID that fulfils the condition, the time at which the track started to fulfil it. None if the
-            condition is not fulfilled. For a condition on the whole frame, the dict contains the counted tracks, and
-            the key -1 with the time at which the condition started to be fulfilled.
+            The times since which tracks fulfil the condition, by track ID. None if the condition is not fulfilled. For
+            a condition on the whole frame, the dict contains the counted tracks, and the key -1 with the time since
+            which the condition is fulfilled.
         """
         if self._last_s is not None and not 0 <= scene.seconds - self._last_s <= self._gap_s:
             self._since, self._held = {}, None

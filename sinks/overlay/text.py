@@ -65,10 +65,10 @@ def best_place(
     taken: Sequence[Rect],
     spared: Sequence[Rect] = (),
 ) -> tuple[tuple[int, int], float]:
-    """Return the position with the least overlap of a text, and the overlapping fraction of the text from 0 to 1.
+    """Choose the position at which a text overlaps least with other drawings, and return the position and the overlap.
 
-    Overlap with rectangles in `spared` counts half as much as overlap with rectangles in `taken`. The area outside the
-    image counts like a rectangle in `taken`.
+    The overlap is a fraction of the text's area, from 0 to 1. Overlap with rectangles in `spared` counts half as much
+    as overlap with rectangles in `taken`. The area outside the image counts like a rectangle in `taken`.
     """
     height, width = canvas.shape[:2]
     corners = np.asarray(places, dtype=np.int64)

@@ -48,7 +48,7 @@ class FragmentCutter:
 
     @property
     def empty(self) -> bool:
-        """Whether all packets so far were returned in fragments."""
+        """Whether no packet is buffered: all packets so far were returned in fragments."""
         return not self._group and not self._taken
 
     def push(self, packet: CodedPacket) -> list[TimedPacket]:

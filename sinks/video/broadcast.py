@@ -114,7 +114,7 @@ class Viewer:
         return self._needs_key_frame
 
     def take(self) -> ViewerFrame | None:
-        """Return the next encoded frame; None if there is none yet."""
+        """Remove and return the oldest queued frame, or None if the queue is empty."""
         with self._lock:
             return self._frames.popleft() if self._frames else None
 
@@ -288,7 +288,7 @@ class BroadcastSink:
             self.end(name)
 
     def next(self, stream: str) -> Future[Shown]:
-        """Return a future of the stream's next frame. The end of the stream cancels the future; the caller may too.
+        """Return a future of the stream's next frame. The end of the stream or the caller can cancel it.
 
         Raises:
             NoSuchStreamError: if no stream has this name.

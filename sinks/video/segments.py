@@ -88,7 +88,7 @@ class SegmentNames:
 
     @property
     def root(self) -> Path:
-        """Existing folder above the first path component with a time placeholder. Its subfolders are created."""
+        """Folder above the first path component with a time placeholder. It must exist; its subfolders are created."""
         parts = Path(self.pattern).parts
         fixed = next(n for n, part in enumerate(parts) if _DIRECTIVE.search(part))
         return Path(*(part.replace("%%", "%") for part in parts[:fixed]))

@@ -210,7 +210,7 @@ async def profiles_of(device: Any) -> list[Profile]:
 
 
 async def _read_media2(device: Any, url: str) -> list[Profile]:
-    """Read the profiles of a connected ONVIF device through the service Media2, which has the address `url`."""
+    """Read the profiles of a connected ONVIF device through its service Media2 at the address `url`."""
     from zeep.loader import parse_xml  # installed with the extra
 
     service = await device.create_devicemgmt_service()  # for its connections and its credentials

@@ -40,7 +40,7 @@ class TransportChoice:
 
     @property
     def may_switch(self) -> bool:
-        """Whether another transport can be tried. False if the user chose the transport, or the server refused one."""
+        """Whether another transport can be tried: the user chose "auto", and the server has refused no transport."""
         return self._auto and not self._refused
 
     def refused(self) -> bool:

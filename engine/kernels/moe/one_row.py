@@ -3,10 +3,10 @@
 They are GEMVs without tensor cores, so the row is not padded.
 
 `row_into` computes everything that depends on the layer norm of the row: QKV heads, temperature products, and router or
-dense MLP. The temperature products belong to the attention temperature; they are partial sums, which the attention
-kernel adds. The router program that ends last chooses the experts. `add_experts` computes these experts. Additional
-programs of its fc1 compute the output projection of attention. Its fc2 adds all results to the residual. Each kernel
-loads its weights before it waits for the previous kernel, see `kernels.gemv`.
+dense MLP. The temperature products are partial sums for the attention temperature. The attention kernel adds them. The
+router program that ends last chooses the experts. `add_experts` computes these experts with two kernels, for fc1
+and fc2. Additional programs of the fc1 kernel compute the output projection of attention. The fc2 kernel adds all
+results to the residual. Each kernel loads its weights before it waits for the previous kernel, see `kernels.gemv`.
 
 FP8 weights are multiplied in float16, two at a time, because float32 would need 2.5 instructions per weight. Groups of
 four products are added in float16, and the groups in float32. `shrunk` scales the inputs down, so that each product

@@ -238,7 +238,7 @@ class Joined:
 
 @torch.no_grad()
 def join(block: Block) -> Joined:
-    """Concatenate the matrices of a decoder block. Its modules' weights become views of the concatenated matrices."""
+    """Concatenate the matrices of a decoder block. The module weights become views of the concatenated matrices."""
     attn, mlp = block.attn, block.mlp
     if isinstance(mlp, Experts):
         qkv, proj = ((part.weight.detach(), part.bias.detach()) for part in (attn.qkv, attn.proj))

@@ -198,11 +198,11 @@ class Sweep:
 
 
 def _positions(low: float, high: float, size: float, side: float) -> NDArray[np.float64]:
-    """Return candidate positions of a window along one axis. At each position, the window contains `low` to `high`.
+    """Return candidate positions of a window along one axis. At each position, the window contains a given range.
 
     Args:
-        low: start of the range that the window must contain, in pixels.
-        high: end of this range, in pixels.
+        low: start of the range, in pixels.
+        high: end of the range, in pixels.
         size: size of the window along the axis, in pixels.
         side: size of the frame along the axis, in pixels.
     """

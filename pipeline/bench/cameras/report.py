@@ -116,7 +116,7 @@ class CameraLog:
     failed_late: int = 0
 
     def lost(self, error: BaseException) -> None:
-        """Count a frame without a result as dropped. The error determines the cause."""
+        """Count a frame without a result as dropped. The type of the error determines the cause of the drop."""
         cause = "failed"
         if isinstance(error, SupersededError):
             cause = "superseded"
