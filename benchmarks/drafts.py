@@ -260,7 +260,7 @@ def _values(boxes: Boxes) -> list[FedValue]:
 
 
 def _scripted(objects: int, moved: int, frame: int) -> Boxes:
-    """Return the boxes of a frame in coordinate bins. The first `moved` boxes change in each frame."""
+    """Return the predefined boxes of a frame, as fractions of the image. The first `moved` boxes move in each frame."""
     boxes = []
     for i in range(objects):
         by = frame % 32 if i < moved else 0
@@ -278,13 +278,13 @@ def time_scripted(
     size: tuple[int, int] = (640, 360),
     frames: int = 100,
 ) -> DraftsBench:
-    """Time consecutive frames with predefined answers: first without drafts, then with drafts.
+    """Measure the time per frame with predefined answers: first without drafts, then with drafts.
 
     Args:
         model: name, folder or Hugging Face Hub ID of a model, or `moondream-2-random`.
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         objects: number of boxes per answer.
-        moved: each entry is a number of boxes that change per frame, and gives one row of results.
+        moved: numbers of boxes that change per frame. Each number gives one row of results.
         dtype: name of the dtype, or None for the device's default.
         size: width and height of the images in pixels.
         frames: number of frames per row.

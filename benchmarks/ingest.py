@@ -26,14 +26,14 @@ _PLAUSIBLE_MS = 30_000  # a clock that differs by more than this is no clock
 
 @dataclass(slots=True, frozen=True)
 class IngestBench(Measurement):
-    """Latencies from the sender to the decoded frame in milliseconds. They are None if the send time is unknown.
+    """Latencies from the sender to the decoded frame in milliseconds; None if the send time is unknown.
 
     Attributes:
         source: address of the source, without credentials.
         clock: origin of the send times: "burnt in" (clock drawn into the frames) or "rtcp".
         frames, fps: number of frames, and frames per second.
-        median_ms, p95_ms: frame latency in Saccade.
-        pyav_frames, pyav_median_ms, pyav_p95_ms: number and latency of the frames in PyAV.
+        median_ms, p95_ms: median and 95th percentile of the frame latency in Saccade.
+        pyav_frames, pyav_median_ms, pyav_p95_ms: the same for PyAV.
     """
 
     source: str

@@ -119,9 +119,9 @@ def time_questions(
 
 
 class _Asking:
-    """Context manager that submits questions at random times (Poisson arrivals) with a given mean rate.
+    """Context manager that submits questions until the `with` block ends.
 
-    Questions are submitted until the `with` block ends.
+    The arrivals are random (Poisson) with a given mean rate.
     """
 
     def __init__(self, engine: Engine, images: Sequence[RgbImage], per_second: float) -> None:

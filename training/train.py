@@ -336,7 +336,7 @@ class Trainer:
 def read_checkpoint(folder: Path, device: torch.device) -> dict[str, Any]:
     """Return the training state that `Trainer.save` wrote.
 
-    If the folder contains only a finished model, return its weights as the averaged weights, without optimizer state.
+    If the folder contains only a finished model, return only the averaged weights, which are the weights of the model.
     """
     if not any(folder.glob("checkpoint.*")):
         return {"average": load_file(folder / "model.safetensors", device=str(device))}

@@ -344,7 +344,7 @@ class AdaptedRows:
         out.addmm_((x @ layer.a.t()).masked_fill_(self._others, 0.0), layer.b.t())
 
     def spread(self, count: int, length: int) -> AdaptedRows:
-        """Return the adapters of the first `count` rows (one per image), each repeated for `length` tokens."""
+        """Return the adapters of all rows, with the first `count` rows (images) repeated for `length` tokens each."""
         images = self._others[:count].repeat_interleave(length, 0)
         return AdaptedRows(self._layers, torch.cat([images, self._others[count:]]))
 

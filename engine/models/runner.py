@@ -299,10 +299,10 @@ def sample(
 
 
 def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Set the scores (rows, vocab) of unlikely tokens to -inf.
+    """Set the scores (rows, vocab) of unlikely tokens to -inf (nucleus sampling).
 
-    The remaining tokens are the smallest set with a total probability of `top_p` (rows,). Among equally likely tokens,
-    those with lower IDs remain.
+    The remaining tokens are the smallest set with a total probability of at least `top_p` (rows,). Among equally likely
+    tokens, those with lower IDs remain.
     """
     ordered, index = scores.sort(dim=-1, descending=True, stable=True)
     before = F.pad(ordered.softmax(-1).cumsum(-1)[:, :-1], (1, 0))  # total probability of more likely tokens

@@ -52,7 +52,7 @@ class Graphs:
         return self._graphs.get(key) is not None
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Run work on the current CUDA stream, by replaying its CUDA graph if it is captured.
+        """Run work on the current CUDA stream: replay its CUDA graph, or call `work` and then capture the graph.
 
         Args:
             key: identifier of the work. Equal keys must mean equal work.

@@ -463,7 +463,7 @@ class TiledUploads:
             return self._graphs.capture(kind, name, partial(self._prepare, kind))
 
     def _prepare(self, kind: _TiledKind) -> tuple[list[Callable[[], object]], list[torch.Tensor]]:
-        """Return one function per buffer to be captured as a CUDA graph, and the tensors that the functions read.
+        """Return the functions to capture as CUDA graphs, one per buffer, and the tensors that the functions read.
 
         See `GraphsByKind.capture`. The first call allocates the buffers.
         """

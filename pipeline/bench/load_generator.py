@@ -300,7 +300,7 @@ class ClosedLoop:
 
 
 def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: float, measured: Measured) -> None:
-    """Run a closed loop: a warm-up, and then `seconds` that are measured. Add the measurements to `measured`."""
+    """Run a closed loop: first a warm-up, then a measurement of `seconds` seconds. Add the results to `measured`."""
     loop = ClosedLoop(engine, jobs)
 
     def turn(until: float, answers: int = 0) -> None:

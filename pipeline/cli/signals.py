@@ -97,7 +97,7 @@ class EndingSignals:
         self._caught.append((number, time.monotonic()))
 
     def _watch(self) -> None:
-        """Exit the process after the timeout. This runs in a thread, because the main thread can hang."""
+        """Exit the process if a stop takes too long after a signal. Runs in a thread: the main thread can hang."""
         while not self._done.wait(_POLL_S):
             urgent_at = self.urgent_at
             if urgent_at is not None and time.monotonic() > urgent_at + LIMIT_S:

@@ -44,7 +44,7 @@ def optional_context(cert: str | None, key: str | None) -> ssl.SSLContext | None
     """Create a TLS context for a server if a certificate file is set, else return None.
 
     Raises:
-        ValueError: see `server_context`; also if a key is set without a certificate.
+        ValueError: if a key is set without a certificate, or the files are unusable; see `server_context`.
     """
     if key and not cert:
         raise ValueError("a TLS key is set without a certificate: set the certificate too")

@@ -57,9 +57,9 @@ class CodedQueue:
         self._bound(now)
 
     def pop(self, now: float) -> AccessUnit | None:
-        """Remove and return the oldest access unit; None if the queue is empty. `dropped_before` counts dropped units.
+        """Drop access units that have waited too long at time `now`, then remove and return the oldest access unit.
 
-        Access units that have waited too long at time `now` are dropped first.
+        Return None if the queue is empty. The attribute `dropped_before` of the access unit counts the dropped units.
         """
         self._bound(now)
         if not self._units:

@@ -91,7 +91,7 @@ class Receiver:
 
     @property
     def heard_at(self) -> float:
-        """`time.monotonic()` in seconds when a packet or an RTSP reply last arrived."""
+        """Arrival time of the last packet or RTSP reply, in seconds of `time.monotonic()`."""
         return self._session.client.heard_at
 
     @property

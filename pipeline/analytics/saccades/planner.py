@@ -367,7 +367,7 @@ class Planner:
         return window[2] - window[0] <= _SWEPT_SCALE * self._columns
 
     def _note_fruit(self, look: Look, found: Sequence[Found], seconds: float) -> None:
-        """Record whether a window on motion detected an object.
+        """Record whether a zoom window that was placed on a moving region detected an object.
 
         The influence of earlier records decreases with time.
         """
