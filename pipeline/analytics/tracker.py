@@ -246,7 +246,7 @@ class Tracker:
             self._keep(self._clock - self._seen_at <= self._settings.lost_s)
 
     def _stop_growth(self, before: float) -> None:
-        """Set the size velocity of the Kalman state to 0 for tracks that were last detected before the time `before`."""
+        """Set the size velocity in the Kalman state to 0 for tracks that were last detected before time `before`."""
         if self._oldest(before) < before:
             self._state[1, 2:, self._seen_at < before] = 0
 
