@@ -20,7 +20,7 @@ _ONE_ROW = gemv.Shape(4, 4, True), gemv.Shape(2, 4, True)
 
 
 class Fp8(Enum):
-    """Use of FP8 in a linear layer: none; for weights in GEMMs with few rows; or for weights and activations."""
+    """Use of FP8 in a linear layer: no FP8; FP8 weights in GEMMs with few rows; or FP8 weights and activations."""
 
     NONE = auto()
     WEIGHTS = auto()

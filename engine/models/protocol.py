@@ -210,7 +210,7 @@ class Prompts(Protocol):
         ...
 
     def segment(self, label: str, refs: Sequence[Ref] = ()) -> list[int]:
-        """Return the token IDs of the prompt for the outline of an object. `refs` show its location."""
+        """Return the token IDs of the prompt for an outline. `refs` are points and boxes that locate the object."""
         ...
 
     @property

@@ -337,7 +337,7 @@ def _fed(numbers: tuple[float, ...]) -> FedValue:
 
 @dataclass(slots=True, frozen=True)
 class AllowedTokens:
-    """Rows that sample the most likely token among the tokens that a mask allows. The masks are cached on the device.
+    """Rows whose tokens are sampled greedily among the tokens that a mask allows. The masks are cached on the device.
 
     For each `count`, the tensors have fixed addresses, as CUDA graphs require.
 

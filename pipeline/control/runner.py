@@ -191,7 +191,7 @@ class Runner(Protocol):
         """
 
     def fail(self, stream: ListedStream, error: Exception) -> None:
-        """List a stream as failed, because it could not be opened."""
+        """Add a stream that could not be opened to the list of streams, as failed."""
 
     def check_rules(self, stream: ListedStream) -> None:
         """Check that a stream supports its rules: the labels, questions, zones and lines in the rules.

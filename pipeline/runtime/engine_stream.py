@@ -178,7 +178,7 @@ class InFlight:
 class InFlightQueue:
     """A queue of the frames in flight, oldest first.
 
-    It contains up to `most` frames that the engine processes, plus one frame that the engine has not started.
+    The queue contains up to `most` frames that the engine is processing, plus one frame that waits for the engine.
 
     Attributes:
         superseded: number of replaced frames, by cause.
