@@ -197,7 +197,8 @@ export class Timeline {
     video.hidden = !event.clip;
     $("player").showModal();
     if (!event.clip) {
-      $("player-words").textContent = [...answers, "The event has no clip yet."].join(" · ");
+      const why = "This event has no clip. Files played in a loop or in real time have snapshots only.";
+      $("player-words").textContent = [...answers, why].join(" · ");
       return;
     }
     try {
