@@ -288,7 +288,7 @@ class BroadcastSink:
             self.end(name)
 
     def next(self, stream: str) -> Future[Shown]:
-        """Return a future of the stream's next frame. The end of the stream or the caller can cancel it.
+        """Return a future of the stream's next frame. The end of the stream cancels the future, and the caller can too.
 
         Raises:
             NoSuchStreamError: if no stream has this name.
