@@ -110,7 +110,7 @@ def test_the_demo_answers_and_stops(installed: Installed, tmp_path: Path) -> Non
 
 
 def test_the_documented_python_runs(installed: Installed, tmp_path: Path) -> None:
-    shutil.copyfile(REPO / "pipeline" / "assets" / "demo.jpg", tmp_path / "street.jpg")
+    shutil.copyfile(REPO / "pipeline" / "assets" / "demo.jpg", tmp_path / "frame.jpg")
     blocks = [block.text for block in blocks_of(REPO / "README.md") if block.language == "python"]
     where = "import saccade.engine.api\nprint(saccade.engine.api.__file__)\n"
     (tmp_path / "example.py").write_text("".join([*blocks, where]))
