@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 
 from tests.support import REPO
+from tests.support.command import run_saccade
 
 
 def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks", *arguments]
-    return subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
+    return run_saccade(*arguments, module="benchmarks", cwd=REPO)
 
 
 def test_prompts_are_timed() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -25,6 +23,7 @@ from saccade.sinks import backoff as backoff_module
 from saccade.sources import FileSource, open_source
 from saccade.sources.replay import ReplaySource
 from tests.support import REPO
+from tests.support.command import start_saccade
 from tests.support.control import controller_of
 from tests.support.sinks.disk import full_disk
 
@@ -37,14 +36,13 @@ LONG_S = 120
 @pytest.mark.parametrize("alone", [True, False])
 def test_head_ends_its_output_and_no_other(tmp_path: Path, alone: bool) -> None:
     """`saccade run … --jsonl - | head -1`, in a real pipe."""
-    command = [sys.executable, "-m", "saccade", "run", str(CLIP), "--detect", "person", "--jsonl", "-"]
-    command += [] if alone else ["--sink", "all.jsonl", "--end", "4"]
-    environment = {**os.environ, "PYTHONPATH": str(REPO)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes) as process:  # type: ignore[call-overload]
+    more = [] if alone else ["--sink", "all.jsonl", "--end", "4"]
+    with start_saccade("run", CLIP, "--detect", "person", "--jsonl", "-", *more, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
         head = subprocess.run(["head", "-1"], stdin=process.stdout, capture_output=True, timeout=LONG_S, check=True)
         process.stdout.close()
-        errors = process.stderr.read().decode()
+        errors = process.stderr.read()
         assert process.wait(LONG_S) == 0, errors
     assert json.loads(head.stdout)["frame"] == 0
     assert "Traceback" not in errors

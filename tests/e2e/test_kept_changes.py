@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -17,8 +16,8 @@ import pytest
 
 from saccade.pipeline.asset_files import DEMO_CLIP
 from saccade.pipeline.config.file import load
-from tests.support import REPO
 from tests.support.cameras import free_port
+from tests.support.command import start_saccade
 
 pytestmark = pytest.mark.e2e
 
@@ -42,12 +41,11 @@ class Killed:
     def __init__(self, folder: Path, state: str) -> None:
         self.path, self.port = folder / "cameras.yaml", free_port()
         self.path.write_text(FILE.format(port=self.port, clip=DEMO_CLIP, state=state))
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "saccade", "run", "--config", str(self.path), "--quiet"]
-        environment = {**os.environ, "PYTHONPATH": str(REPO)}
-        self._process = subprocess.Popen(command, env=environment, cwd=self.path.parent)
+        arguments = ["run", "--config", self.path, "--quiet"]
+        self._process = start_saccade(*arguments, stdout=None, stderr=None, cwd=self.path.parent)
         deadline = time.monotonic() + LONG_S
         while True:
             try:

@@ -13,9 +13,11 @@ import pytest
 
 from saccade.pipeline.cli.main import main
 from tests.support import REPO
+from tests.support.fork_server import ForkedProcess
 
 LONG_S = 120  # far beyond what any of these needs; only so that a hang fails
 
+_SET_BY_SACCADE = ("GOMP_SPINCOUNT", "MALLOC_ARENA_MAX", "OMP_WAIT_POLICY")
 _FROM_OUTSIDE = ("DISPLAY", "SACCADE_DEBUG", "SACCADE_TOKEN", "WAYLAND_DISPLAY")
 
 Done = subprocess.CompletedProcess[str]
@@ -24,16 +26,26 @@ Command = Callable[..., Done]
 
 
 def environment() -> dict[str, str]:
-    """This one, with the checkout first to be imported, and without what changes the command's behaviour."""
+    """This one, with the checkout first to be imported, and without what changes the command's behaviour.
+
+    Nor does a command get what Saccade has set for this process, in tests that import or run it here.
+    """
     paths = [str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])]
-    kept = {name: value for name, value in os.environ.items() if name not in _FROM_OUTSIDE}
+    kept = {name: value for name, value in os.environ.items() if name not in _FROM_OUTSIDE + _SET_BY_SACCADE}
     return {**kept, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def start_saccade(*arguments: object, module: str = "saccade", **options: Any) -> subprocess.Popen[str]:
-    """Start the command in a process of its own, its output in pipes; `options` are those of `Popen`."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment()}
-    return subprocess.Popen([sys.executable, "-m", module, *map(str, arguments)], text=True, **{**pipes, **options})
+def start_saccade(
+    *arguments: object, module: str = "saccade", fresh: bool = False, **options: Any
+) -> subprocess.Popen[str]:
+    """Start the command in a process of its own, its output in pipes; `options` are those of `Popen`.
+
+    A fork of a warm process spares the imports; `fresh` starts a new interpreter, for tests of the start itself.
+    """
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment(), "text": True, **options}
+    start = subprocess.Popen if fresh or not ForkedProcess.can_start(options) else ForkedProcess
+    return start(command, **options)
 
 
 def run_saccade(*arguments: object, module: str = "saccade", **options: Any) -> Done:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,8 +23,8 @@ from saccade.pipeline.errors import NotKeptError
 from saccade.pipeline.events.settings import RuleSettings
 from saccade.pipeline.runtime.streams import Streams
 from tests.pipeline.api.test_http_server import ask, error_of, wait_for
-from tests.support import REPO
 from tests.support.cameras import free_port
+from tests.support.command import start_saccade
 from tests.support.control import controller_of
 
 NOWHERE = "rtsp://127.0.0.1:1/door"
@@ -96,9 +93,8 @@ def test_what_a_client_opened_restarts_by_the_rules_for_it(streams: Streams, tmp
 
 def test_a_run_of_one_stream_outlives_its_restarts(tmp_path: Path) -> None:
     port = free_port()
-    command = [sys.executable, "-m", "saccade", "run", NOWHERE, "--detect", "person", "--name", "door"]
-    environment = {**os.environ, "PYTHONPATH": str(REPO)}
-    with subprocess.Popen([*command, "--http", str(port), "-q"], env=environment, cwd=tmp_path) as process:
+    asked = ["run", NOWHERE, "--detect", "person", "--name", "door", "--http", port, "-q"]
+    with start_saccade(*asked, stdout=None, stderr=None, cwd=tmp_path) as process:
         server: Any = Elsewhere(port)
 
         def serves() -> bool:

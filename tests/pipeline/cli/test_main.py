@@ -111,7 +111,7 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(case: str, folder: Path
 def test_a_process_of_its_own_ends_with_one_line_as_well(folder: Path) -> None:
     arguments, message = BAD_INPUT["unknown class"]
     before = files_in(folder)
-    done = run_saccade(*arguments, cwd=folder)
+    done = run_saccade(*arguments, cwd=folder, fresh=True)
     assert_one_line(done.returncode, done.stdout, done.stderr, message)
     assert files_in(folder) == before
 

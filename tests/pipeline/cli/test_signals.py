@@ -17,7 +17,7 @@ import av
 import pytest
 
 from saccade.pipeline.asset_files import DEMO_CLIP
-from tests.support.command import LONG_S, environment
+from tests.support.command import LONG_S, environment, start_saccade
 
 # The command with a stage that takes its time, as a user would add one.
 WITH_STAGE = """
@@ -37,16 +37,9 @@ main()
 @contextmanager
 def running(folder: Path, slow_s: float) -> Iterator[subprocess.Popen[str]]:
     """A run into out.mp4 and out.jsonl whose stage takes so long for each frame from the tenth on."""
-    outputs = ["--out", folder / "out.mp4", "--jsonl", folder / "out.jsonl"]
-    command = [sys.executable, "-c", WITH_STAGE, str(slow_s), "run", DEMO_CLIP, "--detect", "person"]
-    process = subprocess.Popen(
-        [*map(str, command), *map(str, outputs), "--stage", "slow"],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    (folder / "with_stage.py").write_text(WITH_STAGE)
+    asked = [slow_s, "run", DEMO_CLIP, "--detect", "person", "--out", "out.mp4", "--jsonl", "out.jsonl"]
+    process = start_saccade(*asked, "--stage", "slow", module="with_stage", cwd=folder, start_new_session=True)
     try:
         deadline = time.monotonic() + LONG_S
         while not (folder / "out.jsonl").exists() or (folder / "out.jsonl").read_bytes().count(b"\n") < 10:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +22,8 @@ from saccade.pipeline.control.controller import Controller
 from saccade.pipeline.errors import ConfigError
 from saccade.pipeline.events.settings import EventSettings
 from saccade.pipeline.run import opened_run
-from tests.support import REPO
 from tests.support.cameras import free_port
+from tests.support.command import run_saccade, start_saccade
 from tests.support.webrtc import until
 
 NOWHERE = "rtsp://127.0.0.1:1"
@@ -157,8 +155,6 @@ def test_what_the_file_leaves_alone_stays_as_others_changed_it(config: Config) -
 def test_a_run_reloads_by_signal_by_change_and_over_http(tmp_path: Path) -> None:
     path, port = tmp_path / "cameras.yaml", free_port()
     path.write_text(f"http: '{port}'\ndetect: [person]\nstreams:\n  - {{name: a, source: '{NOWHERE}/a'}}\n")
-    command = [sys.executable, "-m", "saccade", "run", "--config", str(path)]
-    environment = {**os.environ, "PYTHONPATH": str(REPO)}
     url = f"http://127.0.0.1:{port}"
 
     def names() -> list[str]:
@@ -172,8 +168,8 @@ def test_a_run_reloads_by_signal_by_change_and_over_http(tmp_path: Path) -> None
         with urllib.request.urlopen(urllib.request.Request(f"{url}/config/{what}", b""), timeout=30) as response:
             return json.load(response)
 
-    quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, env=environment, **quiet) as process:
+    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    with start_saccade("run", "--config", path, **quiet) as process:
         try:
             until(lambda: names() == ["a"], seconds=60)
             path.write_text(path.read_text() + f"  - {{name: b, source: '{NOWHERE}/b'}}\n")
@@ -185,11 +181,9 @@ def test_a_run_reloads_by_signal_by_change_and_over_http(tmp_path: Path) -> None
             assert post("save") == {"file": "cameras.yaml"}
             other = tmp_path / "other.yaml"
             other.write_text(path.read_text().replace("name: a,", "name: a, conf: 0.3,").replace("name: c", "name: d"))
-            check = [sys.executable, "-m", "saccade", "config", "check", str(other), "--diff", url]
-            asked = subprocess.run(check, env=environment, capture_output=True, text=True, timeout=60, check=False)
+            asked = run_saccade("config", "check", other, "--diff", url)
             assert asked.stdout.splitlines()[-3:] == ["c: removed", "a: changed conf", "d: added"]
-            check[-1] = f"http://127.0.0.1:{free_port()}"
-            asked = subprocess.run(check, env=environment, capture_output=True, text=True, timeout=60, check=False)
+            asked = run_saccade("config", "check", other, "--diff", f"http://127.0.0.1:{free_port()}")
             assert (asked.returncode, "--diff: Saccade does not respond" in asked.stderr) == (2, True)
         finally:
             process.terminate()
@@ -209,6 +203,5 @@ def test_a_run_reloads_by_signal_by_change_and_over_http(tmp_path: Path) -> None
 def test_a_file_is_checked_without_opening_anything(text: str, code: int, words: str, tmp_path: Path) -> None:
     path = tmp_path / "cameras.yaml"
     path.write_text(text)
-    command = [sys.executable, "-m", "saccade", "config", "check", str(path)]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60, check=False)
+    done = run_saccade("config", "check", path)
     assert (done.returncode, words in done.stdout + done.stderr) == (code, True)
