@@ -1,9 +1,10 @@
 """Suppresses detections that are similar to a false alarm.
 
-If a user marks an event as a false alarm, the mark stores the position, the score and the appearance of the event's
-object on the frame on which the event began. A later detection is suppressed if it has a similar position and
-appearance, and its score is not clearly higher. The JSON record of the frame lists the detection under `held_back`. An
-operator can remove the mark. If the model cannot describe the appearance, only position and size are compared.
+If a user marks an event as a false alarm, the mark stores the highest score of the event. It also stores the position
+and the appearance of the event's object on the frame on which the event began. A later detection is suppressed if it
+has a similar position and appearance, and its score is not clearly higher. The JSON record of the frame lists the
+detection under `held_back`. An operator can remove the mark. If the model cannot describe the appearance, only position
+and size are compared.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Verdict:
     Attributes:
         event: ID of the event.
         stream, label: stream and label of the event.
-        score: score of the event's object on the frame on which the event began, from 0 to 1.
-        box: box of the object on this frame, in fractions of the image size.
+        score: highest score of the event, from 0 to 1.
+        box: box of the event's object on the frame on which the event began, in fractions of the image size.
         look: appearance descriptor of the object, as float16 values. None if the model computes none.
     """
 

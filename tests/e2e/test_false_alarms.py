@@ -154,6 +154,24 @@ def test_a_bush_alarms_once_and_persons_are_found(tmp_path: Path) -> None:
     assert (len(events), judged) == (3, [])
 
 
+def test_an_event_that_has_ended_is_marked_and_does_not_begin_in_the_next_loops(tmp_path: Path) -> None:
+    """A person stands at the table until 4 s and leaves to the right, so the last box of the event is elsewhere."""
+    settings = {"source": str(DEMO_CLIP), "name": "hall", "loop": True, "end": 4.5, "vid_stride": 2, "device": "cpu"}
+    rules = {"zones": {"table": ".4,0,.8,0,.8,1,.4,1"}, "rules": ["visitor=person in table for 2s"]}
+    with opened_run(load(None, {**settings, **rules, "store": str(tmp_path), "http": "127.0.0.1:0"})) as opened:
+        (run,) = opened.controller.start()
+        listed = f"{opened.url}/events"
+        wait_for(lambda: any(one["end_time"] for one in ask(listed)["events"]), LONG_S)
+        (event,) = ask(listed)["events"]
+        assert event["start_time"] - event["since"] == pytest.approx(2, abs=0.15)
+        assert ask(f"{listed}/{event['id']}/verdict", {"false_alarm": True}) == 204
+        read = run.report().read
+        wait_for(lambda: run.report().read >= read + 45, LONG_S)  # two loops
+        opened.controller.local.events.hub.flush()
+        assert [one["id"] for one in ask(listed)["events"]] == [event["id"]]
+        assert ask(f"{listed}/{event['id']}")["held_back"] > 10
+
+
 class Live:
     """A run that watches the bush all the time, over HTTP."""
 

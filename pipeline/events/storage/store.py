@@ -638,13 +638,13 @@ class EventStore(EventReader):
         if row is None:
             return None
         record = json.loads(row[0])
-        # The look is of the frame on which the event began, so the box must be of that frame, too.
-        last = record["label"], record["top_score"], record["box_norm"]
-        label, score, box = last if row[1] is None else json.loads(row[1])
+        # The look is of the frame on which the event began, so the box must be of that frame, too. The score is the
+        # highest of the event: with the score of one frame, noise lifts later detections of the same object above it.
+        label, box = (record["label"], record["box_norm"]) if row[1] is None else json.loads(row[1])
         if box is None:
             return ValueError(f"event '{event}' has no box, so it cannot be marked as a false alarm")
         look = db.execute("SELECT look FROM looks WHERE event = ?", (event,)).fetchone()
-        return Verdict(event, record["stream"], label, score, tuple(box), look and look[0])
+        return Verdict(event, record["stream"], label, record["top_score"], tuple(box), look and look[0])
 
     def _keep_verdict(self, db: sqlite3.Connection, one: Verdict) -> None:
         db.execute(
@@ -668,7 +668,7 @@ class EventStore(EventReader):
         if stored is None:
             pending = any(record[f"has_{kind}"] for kind in MEDIA)
             times = record["start_time"], record["end_time"], self._now(), self._clock(), expires_at
-            first = record["label"], record["score"], record["box_norm"]
+            first = record["label"], record["box_norm"]
             first_box = json.dumps(first) if record["type"] == "begin" and record["box_norm"] is not None else None
             names = "id, stream, rule, label, zones, text, start_time, end_time"
             names += ", stored_at, kept_from, expires_at, pending, first_box, record"

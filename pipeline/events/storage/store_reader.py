@@ -83,7 +83,7 @@ LADDER = (_FIRST_SCHEMA, _PREFIXES_AND_AGES, _LOOKS_AND_VERDICTS, _FIRST_BOX)
 
 `row` grows with `stored_at`, a Unix time that never decreases, so pages are in this order. `zones` lists zone names
 between bars. `pending` is 1 while media are being written. `path` is JSON, `[[time, x, y], …]`, and `counts` holds a
-`Totals`. `first_box` is JSON, `[label, score, box]` of the object on the frame on which the event began. It is null if
+`Totals`. `first_box` is JSON, `[label, box]` of the object on the frame on which the event began. It is null if
 this frame did not show the object, or an older version of Saccade stored the event.
 
 Retention uses the store's own monotonic clock: `kept_from` of events, `stored_at` of tracks and minutes, and

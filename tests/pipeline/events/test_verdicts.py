@@ -114,7 +114,7 @@ def test_the_store_keeps_and_removes_verdicts(tmp_path: Path) -> None:
         assert store.verdicts() == []
 
 
-def test_a_verdict_takes_box_and_score_from_the_frame_of_the_look(tmp_path: Path) -> None:
+def test_a_verdict_takes_the_box_from_the_frame_of_the_look(tmp_path: Path) -> None:
     with closing(EventStore(tmp_path)) as store:
         store.write(event(1, "begin", stream="yard", score=0.8, top_score=0.8, box_norm=list(BUSH)))
         store.write(make_history_record(EventLook("yard", "e1", b"\x00<")))
@@ -122,7 +122,7 @@ def test_a_verdict_takes_box_and_score_from_the_frame_of_the_look(tmp_path: Path
         for kind in ("update", "end"):
             store.write(event(1, kind, stream="yard", label="dog", score=0.5, top_score=0.97, box_norm=elsewhere))
         assert store.judge("e1", false_alarm=True) == "yard"
-        assert store.verdicts() == [Verdict("e1", "yard", "person", 0.8, BUSH, b"\x00<")]
+        assert store.verdicts() == [Verdict("e1", "yard", "person", 0.97, BUSH, b"\x00<")]
 
 
 def test_a_suppressed_detection_does_not_carry_a_lost_track_over_for() -> None:
