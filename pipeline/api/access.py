@@ -10,7 +10,7 @@
     audit: audit.jsonl                    # one line per change: time, client, change and HTTP status
 
 A viewer can read. An operator can also change prompts, zones and rules, and query the model. An admin can also add and
-remove streams, and read and write the configuration.
+remove streams, and write the configuration.
 """
 
 from __future__ import annotations
