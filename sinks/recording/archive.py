@@ -25,6 +25,7 @@ from saccade.sinks.video.muxer import Muxer
 _HEAD_BYTES = 8192
 _LONGEST_FILE_S = 6 * 3600.0  # a file that began longer before what is asked for has nothing of it
 _SEGMENT_S = 4.0  # of HLS, at least; up to the next keyframe
+_GROWS_S = 10.0  # a segment that ended longer ago does not get longer
 _CONTINUOUS_S = 1.5  # files this close have no gap between them
 MOST_BYTES = 4 << 30
 """Maximum size of an exported MP4 in bytes, because it is first written to a temporary file."""
@@ -234,20 +235,28 @@ class Archive:
             since: start, Unix time in seconds.
             until: end, Unix time in seconds.
             url: returns the URL of a file by its name relative to `root`.
-            ended: whether the recording is complete, so that players do not reload the playlist.
+            ended: whether the recording is complete, so that players do not reload the playlist. Otherwise the segment
+                that still grows is left out: a player would never read the rest of it.
 
         Raises:
-            ArchiveError: if nothing was recorded.
+            ArchiveError: if nothing was recorded, or no segment is complete yet.
         """
         files = self.files(since, until)
         if not files:
             raise ArchiveError("nothing was recorded in the requested time range", missing=True)
+        segments = [list(parts_of(one)) for one in files]
+        if not ended and files[-1].ended > until - _GROWS_S:
+            segments[-1].pop()
+        if not any(segments):
+            raise ArchiveError("the recording has just begun; try again in some seconds", missing=True)
         lines, longest = [], _SEGMENT_S
         for number, one in enumerate(files):
+            if not segments[number]:
+                continue
             address = url(str(one.path.relative_to(self.root)))
             lines += ["#EXT-X-DISCONTINUITY"] if number else []
             lines.append(f'#EXT-X-MAP:URI="{address}",BYTERANGE="{len(one.head)}@0"')
-            for count, part in enumerate(parts_of(one)):
+            for count, part in enumerate(segments[number]):
                 longest = max(longest, part.duration)
                 if not count:
                     shown = datetime.fromtimestamp(one.began + part.start, UTC).isoformat(timespec="milliseconds")
