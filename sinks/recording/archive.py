@@ -248,7 +248,7 @@ class Archive:
         if not ended and files[-1].ended > until - _GROWS_S:
             segments[-1].pop()
         if not any(segments):
-            raise ArchiveError("the recording has just begun; try again in some seconds", missing=True)
+            raise ArchiveError("the recording has just begun; try again in a few seconds", missing=True)
         lines, longest = [], _SEGMENT_S
         for number, one in enumerate(files):
             if not segments[number]:
