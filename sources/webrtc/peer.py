@@ -26,13 +26,14 @@ from aiortc import (
     RTCRtpTransceiver,
     RTCSessionDescription,
 )
-from aiortc.exceptions import OperationError
+from aiortc.exceptions import InvalidStateError, OperationError
 
 from saccade.sources.errors import SourceError
 from saccade.sources.webrtc.data_channel import Messages
 
 _MAX_MEDIA = 8  # media sections of an offer, each of which costs a transceiver
 _MAX_CANDIDATES = 32
+_CONNECT = "_RTCPeerConnection__connect"
 
 
 class OfferError(Exception):
@@ -87,6 +88,7 @@ class Peer(ABC):
         self._closing: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._replaced: list[tuple[object, str, object]] = []
+        self._expect_early_close()
         self.messages = Messages()
         self.messages.listen(self._connection)
         self.answer = ""
@@ -172,6 +174,22 @@ class Peer(ABC):
             await handle(packet)
 
         handle: Callable[[object], Coroutine[Any, Any, None]] = self._replace(end, "_handle_rtcp_packet", handle_rtcp)
+
+    def _expect_early_close(self) -> None:
+        """End aiortc's task that connects without an error if the connection is closed while it connects.
+
+        aiortc keeps no reference to this task, so its error would be logged as "never retrieved".
+        """
+        connection = self._connection
+
+        async def connect_unless_closed() -> None:
+            try:
+                await connect()
+            except InvalidStateError:
+                if connection.signalingState != "closed":
+                    raise
+
+        connect: Callable[[], Coroutine[Any, Any, None]] = self._replace(connection, _CONNECT, connect_unless_closed)
 
     def _state_changed(self) -> None:
         if self._connection.connectionState in ("failed", "closed"):

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import asyncio
+import gc
 import itertools
 import json
 import time
 from typing import Any
 
 import pytest
+from aiortc import RTCPeerConnection, RTCSessionDescription
 
+from saccade.pipeline.api.whep_peer import ViewerPeer
+from saccade.sources.webrtc.peer import PeerSettings
 from saccade.sources.webrtc.signaling import MAX_OFFER_BYTES
 from tests.support.webrtc import Publisher, leaving_no_thread, until
 from tests.support.whep import HEIGHT, WIDTH, Stage, Watcher, staging, watching
@@ -105,6 +110,37 @@ def test_a_viewer_that_vanishes_is_disconnected_soon() -> None:
         publisher.connection = watcher.connection
         publisher.vanish()
         until(lambda: stage.whep.n_open == 0, seconds=8)
+
+
+def test_a_viewer_that_leaves_while_it_connects_leaves_no_error() -> None:
+    assert asyncio.run(errors_of_an_early_close()) == []
+
+
+async def errors_of_an_early_close() -> list[dict[str, Any]]:
+    """What asyncio reports when a peer is closed between the checks of ICE and the end of the DTLS handshake."""
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    viewer = RTCPeerConnection()
+    viewer.addTransceiver("video", direction="recvonly")
+    viewer.createDataChannel("results")
+    await viewer.setLocalDescription(await viewer.createOffer())
+    peer = ViewerPeer(PeerSettings((), None, 30), lambda: None)
+    connected = asyncio.Event()
+
+    def close_early() -> None:
+        if peer._connection.iceConnectionState == "completed":
+            peer._begin_close()
+            connected.set()
+
+    peer._connection.on("iceconnectionstatechange", close_early)
+    await peer.accept(viewer.localDescription.sdp)
+    await viewer.setRemoteDescription(RTCSessionDescription(peer.answer, "answer"))
+    await asyncio.wait_for(connected.wait(), 20)
+    await peer.close()
+    await viewer.close()
+    await asyncio.sleep(0.2)
+    gc.collect()  # which is when asyncio reports an error that nobody retrieved
+    return reported
 
 
 def test_the_end_of_the_stream_ends_the_session() -> None:
