@@ -287,6 +287,8 @@ async function listStreams() {
     names = streams.map(({name}) => name);
     timeline.streams = names;
     await recordings.offer(names);
+    const mine = streams.find(({name}) => name === now?.stream);
+    if (mine) figures.drops(mine);
     const others = streams.filter(({name}) => name !== now?.stream);
     $("running").hidden = !others.length;
     $("streams").replaceChildren(...others.map(streamButton));

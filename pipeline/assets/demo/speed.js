@@ -3,6 +3,15 @@
 const $ = (id) => document.getElementById(id);
 const PARTS = ["network", "video", "waiting", "seeing", "finding"];
 const RECENT_MS = 4000;
+const DROPS_MS = 15000;
+const CAUSES = {
+  lost: "lost between the source and Saccade",
+  full: "the model was busy",
+  max_fps: "above max_fps",
+  deadline: "too late for deadline_ms",
+  gate: "not admitted by a gate",
+  failed: "the model or a stage failed",
+};  // docs/guides/http.md, without results that a sink has dropped
 
 const make = (tag, properties) => Object.assign(document.createElement(tag), properties);
 
@@ -31,6 +40,7 @@ export class Figures {
   #announcedAt = 0;
   #shownAt = 0;
   #foundAt = 0;
+  #counts = [];  // of frames, as the server has counted them in the last seconds
 
   /** A frame of the video has come. */
   frame() { this.#video.note(); }
@@ -60,7 +70,26 @@ export class Figures {
     this.#showFound(record, color);
   }
 
+  /** What share of the frames was dropped in the last seconds, and why; `stream` is as the server lists it. */
+  drops({frames_in: read, dropped}) {
+    const now = performance.now();
+    const all = read + (dropped.lost ?? 0);
+    if (all < this.#counts.at(-1)?.all) this.#counts = [];  // the stream has been restarted
+    this.#counts = [...this.#counts.filter(({at}) => now - at < DROPS_MS), {at: now, all, dropped}];
+    const first = this.#counts[0];
+    const frames = all - first.all;
+    const lately = Object.keys(CAUSES)
+      .map((cause) => [cause, (dropped[cause] ?? 0) - (first.dropped[cause] ?? 0)])
+      .filter(([, count]) => count > 0);
+    const sum = lately.reduce((total, [, count]) => total + count, 0);
+    $("dropped").hidden = !frames;
+    $("dropped").querySelector("b").textContent = frames ? `${Math.min(100, Math.round(100 * sum / frames))}%` : "–";
+    $("dropped").title = lately.map(([cause, count]) => `${count}: ${CAUSES[cause]} (${cause})`).join("\n");
+  }
+
   clear() {
+    this.#counts = [];
+    $("dropped").hidden = true;
     [this.#analysed, this.#video, this.#means] = [new Rate(), new Rate(), null];
     $("found").replaceChildren(make("li", {className: "dim", textContent: "nothing yet"}));
     for (const place of [$("total"), $("rate"), $("video-rate"), ...document.querySelectorAll("#parts dd:not(.dim)")]) {

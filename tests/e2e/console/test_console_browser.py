@@ -240,6 +240,26 @@ def test_freeze_holds_a_frame_and_its_boxes(page: Tab) -> None:
     assert violations(page) == []
 
 
+def test_the_share_of_dropped_frames_is_shown_with_its_causes(page: Tab) -> None:
+    assert not page.eval("document.getElementById('dropped').checkVisibility()")
+    press(page, "#use-clip")
+    page.until("/^\\d+%/.test(document.getElementById('dropped').innerText)", seconds=40)
+    press(page, "#stop")
+    shown = page.eval("""import("./speed.js").then(({Figures}) => {
+        const figures = new Figures();
+        figures.drops({frames_in: 100, dropped: {full: 60}});
+        figures.drops({frames_in: 190, dropped: {full: 80, lost: 10, "sink full": 7}});
+        const {textContent, title} = document.getElementById("dropped");
+        figures.clear();
+        return [textContent, title];
+    })""")
+    assert shown == [
+        "30%of the frames dropped",
+        "10: lost between the source and Saccade (lost)\n20: the model was busy (full)",
+    ]
+    assert violations(page) == []
+
+
 def drop(page: Tab, path: Path, kind: str) -> None:
     """Drop a file on the page."""
     data = base64.b64encode(path.read_bytes()).decode()
