@@ -250,7 +250,11 @@ def _recording(config: StreamConfig, source: Source) -> PacketRecorder | None:
         return None
     if not isinstance(source, LiveSource):
         shown = redact(config.source)
-        raise ConfigError(f"record: {shown} is not live: only cameras and other live sources can be recorded")
+        raise ConfigError(
+            f"record: {shown} is not live: only cameras and other live sources can be recorded. To try a recording "
+            "without a camera, play the file with --loop in another Saccade, and record its "
+            "http://HOST:PORT/streams/NAME/live.mp4?overlay=off"
+        )
     name = config.name or source.name
     try:
         recorder = PacketRecorder(name, RecordingPlace.parse(config.record, name))

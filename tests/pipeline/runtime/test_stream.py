@@ -69,6 +69,12 @@ def test_a_record_source_is_the_address_of_a_camera(engine: Engine, other: str, 
     assert "secret" not in str(error.value)
 
 
+def test_a_file_is_not_recorded_and_the_message_says_what_is(engine: Engine, tmp_path: Path) -> None:
+    values = {"source": str(DEMO_CLIP), "loop": True, "detect": "person", "record": str(tmp_path)}
+    with pytest.raises(ConfigError, match=r"^record: .+ is not live: .+ --loop .+/live\.mp4\?overlay=off$"):
+        open_stream(ListedStream.model_validate(values), engine)
+
+
 def test_a_record_source_is_opened_only_for_a_recording_or_clips(engine: Engine, tmp_path: Path) -> None:
     values = {"source": "rtsp://127.0.0.1:1/x", "detect": "person", "record_source": "rtsp://u:secret@127.0.0.1:1/y"}
     config = ListedStream.model_validate(values)
