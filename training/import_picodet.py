@@ -19,6 +19,9 @@ from safetensors.torch import load_file, save_file
 from saccade.engine.models.moondream.config import MoondreamConfig
 from saccade.engine.models.nano.picodet import BINS, PicoDet
 
+NANO = Path(__file__).resolve().parents[1] / "engine" / "models" / "nano"
+"""The folder of the model nano, with `config.json` and `tokenizer.json`."""
+
 COCO = (  # noqa: SIM905 - as a list it is 80 lines
     "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,stop sign,parking meter,"
     "bench,bird,cat,dog,horse,sheep,cow,elephant,bear,zebra,giraffe,backpack,umbrella,handbag,tie,suitcase,frisbee,skis,"
@@ -89,11 +92,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Convert the published weights of PP-PicoDet-S to weights of nano's detector."
     )
-    here = Path(__file__).resolve().parents[1] / "models" / "nano"
     parser.add_argument("start", type=Path, help="safetensors file with the published tensor names")
     parser.add_argument("out", type=Path, help="safetensors file to write")
     parser.add_argument(
-        "--config", type=Path, default=here / "config.json", help="config.json with the classes to keep"
+        "--config", type=Path, default=NANO / "config.json", help="config.json with the classes to keep"
     )
     args = parser.parse_args()
     config = MoondreamConfig.from_file(args.config)

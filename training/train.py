@@ -36,7 +36,7 @@ from training.augment import Batch, make_batch
 from training.copying import wire
 from training.data import Split, load_split
 from training.detector_losses import detector_losses
-from training.import_picodet import COCO, convert
+from training.import_picodet import COCO, NANO, convert
 
 N_PROMPTS, N_OBJECTS = 5, 24
 WEIGHTS = {"classes": 1.0, "boxes": 2.0, "bins": 0.25, "keep": 0.5}
@@ -377,10 +377,9 @@ def export(model: Moondream, path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line: parse the arguments and train."""
     parser = argparse.ArgumentParser(description=__doc__)
-    here = Path(__file__).resolve().parents[1] / "models" / "nano"
     parser.add_argument("--data", type=Path, required=True, help="dataset folder")
     parser.add_argument(
-        "--config", type=Path, default=here / "config.json", help="config.json of the model, next to tokenizer.json"
+        "--config", type=Path, default=NANO / "config.json", help="config.json of the model, next to tokenizer.json"
     )
     parser.add_argument(
         "--coco", type=Path, required=True, help="initial weights of the detector, start-picodet-s.safetensors"

@@ -10,10 +10,15 @@ from saccade.engine.models.moondream.model import load
 from tests.support.engine import square
 from tests.support.training import BOX, CLASSES, random_start, small_config, write_shape, write_start
 from training.data import load_split
-from training.import_picodet import convert
+from training.import_picodet import NANO, convert
 from training.train import balance, build, export, main, rate_at
 
 WORDS = torch.arange(10, 10 + len(CLASSES))
+
+
+def test_the_default_config_exists() -> None:
+    for name in ("config.json", "tokenizer.json"):
+        assert (NANO / name).is_file()
 
 
 def test_the_rate_warms_up_and_falls_to_a_fiftieth() -> None:
