@@ -45,8 +45,8 @@ def test_the_suffix_selects_the_sink(tmp_path: Path) -> None:
         ),
         ("out.jsonl?keep=2", "out.jsonl: keep and max_gb also need max_mb"),
         ("out.jsonl?max=1", "out.jsonl: unknown option 'max'; did you mean 'max_mb'?"),
-        ("no/such/folder/out.jsonl", "cannot write no/such/folder/out.jsonl: No such file or directory"),
-        ("no/such/folder/out.mp4", "cannot write no/such/folder/out.mp4: No such file or directory"),
+        ("no/such/folder/out.jsonl", "cannot write no/such/folder/out.jsonl: the folder no/such/folder does not exist"),
+        ("no/such/folder/out.mp4", "cannot write no/such/folder/out.mp4: the folder no/such/folder does not exist"),
     ],
 )
 def test_an_invalid_target_is_refused_in_one_line(target: str, expected: str) -> None:

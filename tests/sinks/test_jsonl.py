@@ -154,7 +154,7 @@ def test_a_deleted_folder_is_one_line_until_it_is_back(tmp_path: Path) -> None:
     sink.write(FRAME, RESULT, LATENCY)
     shutil.rmtree(folder)
     for _ in range(3):
-        with pytest.raises(SinkError, match=r"^cannot write .+out.jsonl: No such file or directory$"):
+        with pytest.raises(SinkError, match=r"^cannot write .+out.jsonl: the folder .+ does not exist$"):
             sink.write(FRAME, RESULT, LATENCY)
     folder.mkdir()
     sink.write(FRAME, RESULT, LATENCY)

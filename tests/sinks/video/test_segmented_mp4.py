@@ -241,7 +241,7 @@ def test_the_target_decides_whether_there_are_segments(
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        ("no/such/%H.mp4", "cannot write no/such/%H.mp4: No such file or directory"),
+        ("no/such/%H.mp4", "cannot write no/such/%H.mp4: the folder no/such does not exist"),
         ("out.mp4?segment=0", "out.mp4: segment should be a time such as 90, 10m, 1h or 7d, not '0'"),
         ("out.mp4?segment=soon", "segment should be a time"),
         ("out.mp4?segment=1.2.3", "segment should be a time"),
