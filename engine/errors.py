@@ -32,7 +32,8 @@ class UnknownClassError(EngineError):
 
     def __init__(self, label: str, model: str, classes: Iterable[str], hint: str | None = None) -> None:
         self.label = label
-        meant = f"; did you mean '{hint}'?" if hint else "."
+        other = ". Other labels need a Moondream checkpoint: use `--model CHECKPOINT`."
+        meant = f"; did you mean '{hint}'?" if hint else other
         shown = " ".join(label.split())
         super().__init__(f"'{shown}' is not a class that {model} knows{meant} It knows: {', '.join(classes)}")
 

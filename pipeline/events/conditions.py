@@ -247,9 +247,14 @@ def _explain(error: UnexpectedInput, text: str) -> str:
     at = _offset(error, text)
     reader = _parser().parse_interactive(text[:at])
     reader.exhaust_lexer()
-    shown = [_SHOWN.get(name, f"'{name.lower()}'") for name in reader.accepts()]  # type: ignore[no-untyped-call]
+    accepted = reader.accepts()  # type: ignore[no-untyped-call]
+    shown = [_SHOWN.get(name, f"'{name.lower()}'") for name in accepted]
     expected = sorted(name for name in shown if name)
-    word = text[at:].split(maxsplit=1)[0] if text[at:].strip() else ""
+    rest = text[at:].strip()
+    if accepted == {"DURATION"}:  # the number and its unit, as in "2 seconds"
+        word = re.split(r"\s+between\b", rest, flags=re.IGNORECASE)[0]
+    else:
+        word = rest.split(maxsplit=1)[0] if rest else ""
     got = f"'{word}'" if word else "the end"
     return (
         f"expected {' or '.join(filter(None, (', '.join(expected[:-1]), *expected[-1:])))}, got {got}{_hint(text, at)}"

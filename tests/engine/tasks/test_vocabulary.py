@@ -72,7 +72,10 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
         NANOS.resolve(["person", "zebra"])
     assert caught.value.label == "zebra"
     message = str(caught.value)
-    assert message.startswith("'zebra' is not a class that nano knows. It knows: ")
+    assert message.startswith(
+        "'zebra' is not a class that nano knows. Other labels need a Moondream checkpoint: use `--model CHECKPOINT`. "
+        "It knows: "
+    )
     assert "\n" not in message
     for name in CLASSES:
         assert name in message

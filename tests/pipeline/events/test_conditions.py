@@ -82,6 +82,8 @@ def test_conditions_are_read(text: str) -> None:
         ("count >= 0", 6, "this condition is always true, because a count is not negative: use another comparison"),
         ("person in door for ten", 19, "expected a time such as 10s, 5m or 1h, got 'ten'"),
         ("person in door for 10", 19, "expected a time such as 10s, 5m or 1h, got '10'"),
+        ("person in door for 2 secnds", 19, "expected a time such as 10s, 5m or 1h, got '2 secnds'"),
+        ("person for 2 s between 8:00 and 9:00", 11, "expected a time such as 10s, 5m or 1h, got '2 s'"),
         ("person in door for 10s please", 23, "expected 'between' or the end, got 'please'"),
         ("count in lobby 5", 15, "expected one of > >= < <= = !=, got '5'"),
         ("count > many", 8, "expected a whole number, got 'many'"),
