@@ -63,7 +63,7 @@ class ClipRow:
 
 @dataclass(slots=True, frozen=True)
 class ScriptedRow:
-    """Results for predefined answers with `objects` boxes.
+    """Results of a benchmark run in which the model's answers are fixed in advance and have `objects` boxes.
 
     `moved` is the number of boxes that change per frame; None for the run without drafts.
     """

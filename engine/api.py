@@ -321,7 +321,7 @@ class Engine:
         deadline_s: float | None = None,
         adapter: str | None = None,
     ) -> TextStream:
-        """Submit a question, caption or outline task, and return its text piece by piece.
+        """Submit a question, caption or segmentation task, and stream its output text.
 
         The concatenated pieces are equal to the text that `submit` would return.
 

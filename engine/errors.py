@@ -32,10 +32,9 @@ class UnknownClassError(EngineError):
 
     def __init__(self, label: str, model: str, classes: Iterable[str], hint: str | None = None) -> None:
         self.label = label
-        other = ". Other labels need a Moondream checkpoint: use `--model CHECKPOINT`."
-        meant = f"; did you mean '{hint}'?" if hint else other
+        meant = f"did you mean '{hint}'?" if hint else "other labels need a Moondream checkpoint."
         shown = " ".join(label.split())
-        super().__init__(f"'{shown}' is not a class that {model} knows{meant} It knows: {', '.join(classes)}")
+        super().__init__(f"'{shown}' is not a class that {model} knows; {meant} It knows: {', '.join(classes)}")
 
 
 class PromptError(EngineError):

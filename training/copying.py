@@ -146,9 +146,9 @@ def _look_one_back(block: Block, head: int, places: torch.Tensor) -> None:
 
 
 def _look_up(block: Block, number: int, asked: torch.Tensor, held: torch.Tensor, gain: float) -> None:
-    """Set the queries and keys of attention head `number`.
+    """Set the query and key weights of attention head `number`.
 
-    A token then attends to the token with the same values in the channels `held` as its own in the channels `asked`.
+    A token then attends to the token whose channels `held` (keys) equal its own channels `asked` (queries).
     """
     qkv, config = block.attn.qkv, block.attn.config
     start, free = number * config.head_dim, config.rotary_dim

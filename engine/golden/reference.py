@@ -191,7 +191,7 @@ class DenseCache:
         return [DenseLayer(k, v, at) for k, v in zip(self.keys, self.values, strict=True)]
 
     def fork(self, rows: int, capacity: int) -> DenseCache:
-        """Copy a KV cache with one row to a KV cache with `rows` equal rows and `capacity` positions."""
+        """Copy a KV cache of batch size 1 to a KV cache of batch size `rows` with `capacity` positions."""
 
         def grow(one: torch.Tensor) -> torch.Tensor:
             grown = one.new_zeros((one.shape[0], rows, one.shape[2], capacity, one.shape[4]))

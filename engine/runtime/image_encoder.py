@@ -92,10 +92,10 @@ class CudaImageEncoder:
     def prepare(self, image: Pixels, window: Window | None = None) -> PreparedImage:
         """Copy an image to pinned memory, so that all images of a prefill are uploaded together.
 
-        An image with tiles is uploaded immediately. A single-crop image is uploaded immediately if the device is idle.
+        Exceptions: an image with tiles, and any image while the device is idle, is uploaded immediately.
 
-        The call does not wait for the device. Afterwards the caller may change pixels in main memory, but not pixels on
-        the device.
+        The call does not wait for the device. Afterwards the caller may overwrite an image in host memory, but not an
+        image in device memory.
         """
         vision = self._vision
         if self._kernels and isinstance(image, YuvImage) and image.y.is_cuda:

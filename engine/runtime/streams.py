@@ -57,11 +57,11 @@ class Stream(Protocol):
         ...
 
     def record(self, again: Event | None = None, reached: Callable[[], None] | None = None) -> Event:
-        """Return an event that completes when all work submitted so far has run.
+        """Record an event, which completes when all work submitted so far has run.
 
         Args:
             again: an earlier event of this stream to reuse. Nothing may still wait for it.
-            reached: callback that a thread of the stream calls when the event completes. CUDA streams never call it.
+            reached: callback for when the event completes, called in a thread of the stream. CUDA streams ignore it.
         """
         ...
 

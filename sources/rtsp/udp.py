@@ -19,11 +19,11 @@ _PUNCH = b"\x80\x00\x00\x00" + bytes(8)
 class UdpPair:
     """Two UDP sockets, for RTP and RTCP.
 
-    Only packets from the hosts given to `announce` are accepted. If these hosts send nothing for 1 s, for example
-    because of NAT, the next host that sends a packet replaces them. RTCP reports are then sent to that host.
+    At first, packets are accepted only from the hosts given to `announce`. If these hosts send nothing for 1 s, for
+    example because of NAT, the next host that sends a packet replaces them. RTCP reports are then sent to that host.
 
     Args:
-        local_host: local IP address of the route to the server.
+        local_host: IP address of the local interface that reaches the server.
     """
 
     def __init__(self, local_host: str) -> None:

@@ -129,7 +129,7 @@ def test_a_deleted_folder_pauses_its_sink_until_it_is_back(streams: Streams, tmp
     server = serve(controller_of(streams), "127.0.0.1", 0, None)
     try:
         with urllib.request.urlopen(f"{server.url}/healthz") as answer:  # 200: a restart would not help
-            assert "No such file" in json.load(answer)["sinks"]["JsonlSink"]
+            assert "records does not exist" in json.load(answer)["sinks"]["JsonlSink"]
     finally:
         server.close()
     folder.mkdir()

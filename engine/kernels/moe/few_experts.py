@@ -259,8 +259,8 @@ def few_experts(
 def _ranks(logit, there, EXPERTS: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr, COUNTED: tl.constexpr):
     """Rank the experts of each row by their router logits.
 
-    Return the rank of each of the TOP selected experts (0 for the highest logit; -1 for all other experts), the weight
-    of each expert before the softmax normalization, and the sum of the weights.
+    Return for every expert its rank (0 for the highest logit; -1 outside the TOP selected experts) and its softmax
+    weight before normalization, and for each row the sum of the weights.
     """
     e = tl.arange(0, EXPERTS)
     best = tl.max(logit, 1)

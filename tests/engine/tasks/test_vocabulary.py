@@ -73,8 +73,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     assert caught.value.label == "zebra"
     message = str(caught.value)
     assert message.startswith(
-        "'zebra' is not a class that nano knows. Other labels need a Moondream checkpoint: use `--model CHECKPOINT`. "
-        "It knows: "
+        "'zebra' is not a class that nano knows; other labels need a Moondream checkpoint. It knows: "
     )
     assert "\n" not in message
     for name in CLASSES:
