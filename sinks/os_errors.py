@@ -18,7 +18,7 @@ def write_failure(path: str | os.PathLike[str], error: Exception) -> str:
         error: an OSError, or FFmpeg's error, which also has `errno` and `strerror`.
     """
     reason = getattr(error, "strerror", None) or str(error)
-    if getattr(error, "errno", None) == errno.ENOENT and not (parent := Path(path).parent).is_dir():
+    if reason == os.strerror(errno.ENOENT) and not (parent := Path(path).parent).is_dir():
         return f"the folder {parent} does not exist"
     if getattr(error, "errno", None) not in (errno.EACCES, errno.EPERM) or not hasattr(os, "getuid"):
         return reason
