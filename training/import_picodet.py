@@ -16,10 +16,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from saccade.engine.models.model_files import find
 from saccade.engine.models.moondream.config import MoondreamConfig
 from saccade.engine.models.nano.picodet import BINS, PicoDet
 
-NANO = Path(__file__).resolve().parents[1] / "engine" / "models" / "nano"
+NANO = find("nano")
 """The folder of the model nano, with `config.json` and `tokenizer.json`."""
 
 COCO = (  # noqa: SIM905 - as a list it is 80 lines
