@@ -1,4 +1,4 @@
-"""Tasks on images (detect, point, gaze, segment, query, caption) and the task registry.
+"""The tasks of the engine (detect, point, gaze, segment, query, caption), and the task registry.
 
 To add a task, subclass `Task` in a new file and register the class with `register_task`.
 """

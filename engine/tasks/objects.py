@@ -1,4 +1,4 @@
-"""Tasks that return objects as boxes or points, and the state machines that decode their answers."""
+"""Tasks that detect objects as bounding boxes or points, and the state machines that decode the model's answers."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class DecodedObject:
     Attributes:
         score: confidence from 0 to 1: p(coordinate token) / (p(coordinate token) + p(end token)), but at most the score
             of the previous object in the same answer.
-        x, y: centre, as fractions of the width and height of the model's input image; not clipped.
-        width, height: size as fractions of the same image; 0 for points.
+        x, y: normalized centre of the object: 0 to 1 inside the model's input image; not clipped.
+        width, height: normalized size of the object; 0 for a point.
     """
 
     score: float
@@ -59,7 +59,9 @@ class DecodedObject:
 
 
 class ObjectsOutput(OutputState):
-    """State machine of detect and point answers: a list of objects that ends when the model samples the end token.
+    """State machine that decodes an answer with boxes or points.
+
+    The answer is complete when the model samples the end token.
 
     Args:
         max_objects: maximum number of objects.
@@ -78,7 +80,7 @@ class ObjectsOutput(OutputState):
         self.objects: list[DecodedObject] = []
 
     def begins(self, margin: float) -> bool:
-        """Return whether the score of the next object is above `conf`. Otherwise the answer ends.
+        """Return whether the model generates another object with a score above `conf`. Otherwise the answer ends.
 
         Args:
             margin: logit of the coordinate token minus logit of the end token.
@@ -110,17 +112,17 @@ class ObjectsOutput(OutputState):
 
     @property
     def visible(self) -> bool:
-        """Whether detections of the vision encoder can be the draft of this answer; see `FROM_IMAGE`. Always True."""
+        """Whether detections of the vision encoder can be the draft of this answer. Always True."""
         return True
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """Return the sampled coordinate or size as the next decoder input, or None if the sample ends the answer."""
+        """Return the sampled coordinate or size as the next input of the decoder. Return None if the answer ends."""
         if phase is Phase.X_OR_EOS:
             return (Phase.Y, sampled[1], 0.0) if self.begins(sampled[0]) else None
         return super().fed(phase, sampled)
 
     def values(self) -> list[FedValue]:
-        """Return the coordinates and sizes of all complete objects as decoder inputs, in the order of generation."""
+        """Return the coordinates and sizes of all decoded objects, as decoder inputs in the order of generation."""
         values: list[FedValue] = []
         for one in self.objects:
             values += [(Phase.Y, one.x, 0.0), (Phase.Y, one.y, 0.0)]
@@ -130,14 +132,14 @@ class ObjectsOutput(OutputState):
 
 
 class BoxesOutput(ObjectsOutput):
-    """State machine of a detect answer, which has x, y and size for each object."""
+    """State machine that decodes an answer with boxes: the centre (x, y) and the size of each object."""
 
     __slots__ = ()
     phases = (Phase.X_OR_EOS, Phase.Y, Phase.SIZE)
 
 
 class PointsOutput(ObjectsOutput):
-    """State machine of a point answer, which has x and y for each object."""
+    """State machine that decodes an answer with points: the centre (x, y) of each object."""
 
     __slots__ = ()
     phases = (Phase.X_OR_EOS, Phase.Y)
@@ -159,7 +161,7 @@ class ObjectsTask(Task):
         label: name or phrase that describes the objects.
         max_objects: maximum number of objects. 0 skips the task.
         conf: minimum score of an object, from 0 to 1; see `DecodedObject.score`. The default 0.5 equals greedy
-            decoding. Lower values find more objects and more false positives.
+            decoding. Lower values give more objects and more false positives.
 
     Raises:
         ValueError: if a value has a wrong type or is out of range.
@@ -186,37 +188,37 @@ class ObjectsTask(Task):
 
     @property
     def empty(self) -> bool:
-        """Whether `max_objects` is 0, so that the task needs no run of the model."""
+        """Whether `max_objects` is 0. The task then needs no inference."""
         return self.max_objects == 0
 
     def expand(self, vocabulary: Vocabulary | None) -> Sequence[Task]:
-        """Return one task per class that matches the label, or only this task if the vocabulary is open."""
+        """Return one task per matching class of the model, or only this task for an open-vocabulary model."""
         if vocabulary is None:
             return [self]
         return [replace(self, label=name) for name in vocabulary.resolve([self.label])]
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Return the token IDs of the prompt that asks for all objects with the label."""
+        """Return the token IDs of the prompt to detect all objects with the label."""
         return prompts.objects(self.skill, self.label)
 
 
 @register_task
 @dataclass(slots=True, frozen=True)
 class Detect(ObjectsTask):
-    """Task that finds all objects that match `label`, as boxes."""
+    """Task that detects all objects that match `label`, as bounding boxes."""
 
     skill = "detect"
     tiled = True
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine that decodes an answer with boxes."""
+        """Return the state machine that decodes the boxes."""
         return BoxesOutput(self.max_objects, self.conf, max_steps)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
         """Return the boxes without duplicates.
 
         Boxes of the same object in several image windows are merged. If `limits.repeat_iou` is set, a box is also
-        dropped if its IoU with an earlier box of the same answer is above `repeat_iou`.
+        dropped if its IoU with an earlier box of the same answer is above this limit.
         """
         views = [(window, _objects(output, limits.repeat_iou)) for output, window in answers]
         found = views[0][1] if len(views) == 1 else fuse(views, width, height)[: self.max_objects]
@@ -226,10 +228,10 @@ class Detect(ObjectsTask):
 @register_task
 @dataclass(slots=True, frozen=True)
 class Point(ObjectsTask):
-    """Task that finds all objects that match `label`, as centre points.
+    """Task that detects all objects that match `label`, as centre points.
 
     Attributes:
-        refs: parts of the image to search: points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image.
+        refs: parts of the image to search: points (x, y) and boxes (x1, y1, x2, y2), normalized to 0 to 1.
     """
 
     skill = "point"
@@ -241,31 +243,31 @@ class Point(ObjectsTask):
         object.__setattr__(self, "refs", require_refs(self.refs))
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Return the token IDs of the prompt that asks for all points with the label."""
+        """Return the token IDs of the prompt to detect all objects with the label as points."""
         return prompts.objects(self.skill, self.label, self.refs)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates and sizes of `refs`, keyed by the position of their placeholder in the prompt."""
+        """Return the coordinates and sizes of the reference points and boxes (`refs`), by position in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine that decodes an answer with points."""
+        """Return the state machine that decodes the points."""
         return PointsOutput(self.max_objects, self.conf, max_steps)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Return the points as results, in the order in which the model listed them."""
+        """Return the detected points, in the order in which the model generated them."""
         return [Spot(self.label, one.score, one.x, one.y) for one in _points(answers)]
 
 
 @register_task
 @dataclass(slots=True, frozen=True)
 class Gaze(Task):
-    """Task that finds the point at which a person looks. The label of the point is 'gaze'.
+    """Task that predicts the gaze target: the point in the image at which a person looks. Its label is 'gaze'.
 
-    The result has no point if the gaze target is not visible.
+    The result is empty if the gaze target is not visible.
 
     Attributes:
-        eye: (x, y) of an eye of the person, as fractions of the image's width and height.
+        eye: position (x, y) of an eye of the person, normalized to 0 to 1.
         conf: minimum score of the point, from 0 to 1.
         form: prompt format. 'words' is the gaze prompt of Moondream 2's reference implementation. 'reference' is the
             prompt of the task `Point` with the label 'gaze' and the eye as reference point.
@@ -290,10 +292,10 @@ class Gaze(Task):
 
     @classmethod
     def parse(cls, text: str, max_objects: int, conf: float) -> Self:
-        """Create the task from the eye's position as text 'x,y', in fractions of the image.
+        """Create the task from the normalized position (0 to 1) of the person's eye, as text 'x,y'.
 
         Raises:
-            ValueError: if the text is not a position in the image.
+            ValueError: if the text is not a normalized position.
         """
         try:
             x, y = map(float, text.split(","))
@@ -303,24 +305,24 @@ class Gaze(Task):
 
     @property
     def asked(self) -> str:
-        """Position of the person's eye as text 'x,y', in fractions of the image."""
+        """Normalized position of the person's eye, as text 'x,y'."""
         return f"{self.eye[0]:g},{self.eye[1]:g}"
 
     @property
     def empty(self) -> bool:
-        """False: the task always needs a run of the model."""
+        """Whether the task needs no inference. Always False."""
         return False
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Return the token IDs of the prompt that asks for the gaze target."""
+        """Return the token IDs of the prompt to predict the gaze target."""
         return prompts.gaze(self.eye)[0] if self.form == "words" else prompts.objects("point", self.skill, [self.eye])
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates (x and y) of the person's eye, keyed by the position of their placeholder."""
+        """Return the coordinates (x and y) of the person's eye, by position in the prompt."""
         return prompts.gaze(self.eye)[1] if self.form == "words" else prompts.ref_values("point", [self.eye])
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine that decodes an answer with at most one point."""
+        """Return the state machine that decodes the gaze target."""
         return PointsOutput(1, self.conf, max_steps)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
@@ -334,7 +336,6 @@ def _objects(output: OutputState, repeat_iou: float | None) -> list[DecodedObjec
 
 
 def _points(answers: Answers) -> list[DecodedObject]:
-    """Return the points of all answers. Point tasks run only on the whole image, so there is at most one answer."""
     return [one for output, _ in answers for one in _objects(output, None)]
 
 
@@ -347,19 +348,19 @@ def _box(label: str, found: DecodedObject) -> Box:
 
 
 def fuse(found: Iterable[tuple[Window, Sequence[DecodedObject]]], width: int, height: int) -> list[DecodedObject]:
-    """Merge the objects found in several overlapping image windows so that each object appears once.
+    """Merge the detections of overlapping image windows, so that each object appears once.
 
-    Two boxes from different windows with a high IoU are duplicates; the box with the lower score is dropped. A box
-    close to a window edge inside the image may contain only a part of an object. Such a box is dropped if a box from
-    another window covers most of its area. Boxes from the same window are never merged.
+    Two boxes from different windows with a high IoU are duplicates. The box with the lower score is dropped. A window
+    edge inside the image can cut an object. A box close to such an edge is therefore dropped if a box from another
+    window covers most of its area. Boxes from the same window are never merged.
 
     Args:
-        found: objects of each window, in fractions of the window.
+        found: objects of each window, in coordinates normalized to the window.
         width: width of the image in pixels.
         height: height of the image in pixels.
 
     Returns:
-        Objects in fractions of the image, sorted by score, highest first.
+        Objects in coordinates normalized to the image, sorted by score, highest first.
     """
     views = [
         _View(placed, window, number, _near_edge(one, window, width, height))
@@ -377,13 +378,13 @@ def fuse(found: Iterable[tuple[Window, Sequence[DecodedObject]]], width: int, he
 
 @dataclass(slots=True, frozen=True)
 class _View:
-    """An object found in one image window.
+    """A detection in one window of an image.
 
     Attributes:
-        object: the object, in fractions of the image.
+        object: the object, in coordinates normalized to the image.
         window: the window.
         number: index of the window.
-        cut: whether the object is close to a window edge inside the image, so that the window may cut off a part of it.
+        cut: whether the window may cut the object, because the object is close to a window edge inside the image.
     """
 
     object: DecodedObject
@@ -392,7 +393,7 @@ class _View:
     cut: bool
 
     def repeats(self, other: _View) -> bool:
-        """Return whether this object is a duplicate of an object from another window."""
+        """Return whether this detection and a detection in a different window are the same object."""
         if self.number == other.number:
             return False
         shared = _intersection(self.object, other.object)
@@ -414,10 +415,10 @@ def _near_edge(found: DecodedObject, window: Window, width: int, height: int) ->
 
 
 def place(found: DecodedObject, window: Window, width: int, height: int) -> DecodedObject | None:
-    """Convert an object from fractions of an image window to fractions of the image.
+    """Convert an object from window coordinates to image coordinates. Both are normalized to 0 to 1.
 
-    Return None if the object touches a window edge inside the image. The window then cuts off a part of the object, but
-    an overlapping window contains the whole object.
+    Return None if the object touches a window edge inside the image, because the window may cut the object. An
+    overlapping window contains the whole object.
     """
     left, right = found.x - found.width / 2, found.x + found.width / 2
     top, bottom = found.y - found.height / 2, found.y + found.height / 2
@@ -438,14 +439,14 @@ def place(found: DecodedObject, window: Window, width: int, height: int) -> Deco
 
 
 def distinct(objects: Iterable[DecodedObject], limit: float) -> list[DecodedObject]:
-    """Remove duplicates: return the objects whose IoU with each earlier returned object is at most `limit`."""
+    """Remove duplicates: drop each object whose IoU with an earlier object is above `limit`."""
     return _first_of(objects, lambda a, b: _iou(a, b) > limit)
 
 
 def _first_of(
     objects: Iterable[DecodedObject], same: Callable[[DecodedObject, DecodedObject], bool]
 ) -> list[DecodedObject]:
-    """Remove duplicates: omit each object for which `same` is True with an object that is already in the result."""
+    """Remove duplicates: drop each object that is the same as an earlier object, as decided by `same`."""
     kept: list[DecodedObject] = []
     for found in objects:
         if not any(same(found, other) for other in kept):

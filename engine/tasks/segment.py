@@ -1,7 +1,7 @@
-"""Segmentation task: the model generates a box, then the outline of the object in the box as an SVG path.
+"""Segmentation task: the model generates a bounding box, then the contour of the object as an SVG path.
 
-The model first generates the centre (x, y) and the size of the box. It then generates the SVG path as text tokens:
-command letters, minus signs, and integers in units of 1/960 of the box.
+First, the model generates the centre (x, y) and the size of the box. Then it generates the SVG path as text tokens:
+command letters, minus signs, and integers. One integer unit is 1/960 of the box size.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _LAST_MARK = 20  # token IDs up to this one are special tokens, not text
 @register_task
 @dataclass(slots=True, frozen=True)
 class Segment(Task):
-    """Task that finds the outline of one `object`.
+    """Task that segments one object. The result is the contour of the object as an SVG path.
 
-    A streamed answer starts with the box as JSON (`x_min`, `y_min`, `x_max`, `y_max`). The SVG path data follows piece
-    by piece.
+    A streamed answer starts with the bounding box as JSON (`x_min`, `y_min`, `x_max`, `y_max`). The SVG path follows
+    piece by piece.
 
     Attributes:
         object: name or phrase that describes the object.
-        refs: location of the object: points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image.
+        refs: location of the object: points (x, y) and boxes (x1, y1, x2, y2), normalized to 0 to 1.
         max_tokens: maximum number of path tokens.
         grammar: whether to sample only tokens that continue a valid path. If False, the first invalid token ends the
             answer.
         temperature, top_p, seed: sampling parameters; see `TextTask`.
-        polygon: whether result records contain the outline also as polygons.
+        polygon: whether result records also contain the contour as polygons.
 
     Raises:
         ValueError: if a value has a wrong type or is out of range.
@@ -92,19 +92,19 @@ class Segment(Task):
 
     @property
     def empty(self) -> bool:
-        """Whether `max_tokens` is 0, so that the task needs no run of the model."""
+        """Whether `max_tokens` is 0. The task then needs no inference."""
         return self.max_tokens == 0
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Return the token IDs of the prompt that asks for the outline of the object."""
+        """Return the token IDs of the prompt to segment the object."""
         return prompts.segment(self.object, self.refs)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates and sizes of `refs`, keyed by the position of their placeholder in the prompt."""
+        """Return the coordinates and sizes of the reference points and boxes (`refs`), by position in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine that decodes an answer with a box and an SVG path."""
+        """Return the state machine that decodes the bounding box and the SVG path."""
         seed = secrets.randbits(63) if self.seed is None else self.seed % (1 << 63)
         sampling = Sampling(self.temperature, self.top_p, seed)
         tokens = prompts.path_tokens
@@ -113,7 +113,7 @@ class Segment(Task):
         return SegmentOutput(tokens, self.max_tokens, max_steps, self.grammar, sampling, on_text)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Return the outline of the object."""
+        """Return the contour of the object."""
         found = []
         for output, _ in answers:
             assert isinstance(output, SegmentOutput)
@@ -124,12 +124,12 @@ class Segment(Task):
 
 
 class PathWriter:
-    """Converts the generated tokens of an outline to SVG path data.
+    """Converts the path tokens that the model generates to SVG path data.
 
     Numbers are written in pairs (x, y). A command letter is written together with its first pair.
 
     Attributes:
-        broken: whether an invalid token was added. Later tokens are ignored.
+        broken: whether an invalid token was added. Tokens after the invalid token are ignored.
     """
 
     __slots__ = ("_command", "_due", "_minus", "_number", "_pieces", "_waiting", "broken")
@@ -150,11 +150,11 @@ class PathWriter:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a number must follow: after a minus sign, a command letter, or the x of a pair (x, y)."""
+        """Whether the path is incomplete: a minus sign, a command letter or the x of a pair (x, y) lacks its number."""
         return self._minus or self._waiting or self._number is not None
 
     def allowed(self, tokens: PathTokens) -> Sequence[int]:
-        """Return the token IDs that continue a valid SVG path.
+        """Return the IDs of the tokens that are allowed next, so that the SVG path stays valid.
 
         A path starts with the command M and two numbers. Then any command (M, L, C with their numbers, or Z) or the end
         token is allowed.
@@ -165,7 +165,7 @@ class PathWriter:
         return number if self._due else later if self._command else first
 
     def add(self, symbol: str | int | None) -> str:
-        """Add an SVG path symbol. Return the path data that is now complete, or '' if more symbols must follow.
+        """Add a path symbol. Return the new piece of SVG path data, or '' if it needs more symbols.
 
         Args:
             symbol: a command letter, '-', an integer, or None for any other token.
@@ -201,18 +201,18 @@ class PathWriter:
 
 
 class SegmentOutput(OutputState):
-    """State machine of a segment answer: box centre and size, then SVG path tokens up to the end token.
+    """State machine that decodes a segmentation answer: the bounding box, then the tokens of the SVG path.
 
     Args:
         tokens: token IDs of SVG path symbols.
         max_tokens: maximum number of path tokens, excluding the end token.
         max_steps: maximum number of decoding steps that fit into the context.
-        grammar: whether only tokens that continue a valid path may be sampled.
+        grammar: whether to sample only tokens that continue a valid path.
         sampling: sampling parameters.
         on_text: callback that receives the box as JSON, then each piece of the path.
 
     Attributes:
-        box: (x1, y1, x2, y2) as fractions of the image, clipped to the image.
+        box: (x1, y1, x2, y2) normalized to 0 to 1, clipped to the image.
         writer: converter of the path tokens to SVG path data.
         complete: whether the answer ended with the end token after a valid path.
         n_tokens: number of path tokens.
@@ -239,21 +239,21 @@ class SegmentOutput(OutputState):
         self.writer, self.complete = PathWriter(), False
 
     def next_phase(self) -> Phase | None:
-        """Return the kind of value that the next step samples: x, y and size of the box, then path tokens.
+        """Return the phase (kind of value to sample) of the next decoding step: box centre and size, then path tokens.
 
-        x has the phase Y instead of X_OR_EOS, because the answer cannot end before the box. Return None if no more
-        steps are needed.
+        x has the phase Y instead of X_OR_EOS, because a segmentation answer cannot end before its box. Return None if
+        no more steps are needed.
         """
         number = self._launched
         phase = super().next_phase()
         return phase if phase is None or number < len(_FORCED) else Phase.LATER_TOKEN
 
     def vocabulary(self) -> Iterable[int]:
-        """Return the token IDs of SVG path symbols and of the end token; none without `grammar`."""
+        """Return the token IDs of all SVG path symbols and of the end token. If `grammar` is False, return no IDs."""
         return {token for ids in self._tokens.sets for token in ids} if self._grammar else ()
 
     def rule(self) -> TokenRule:
-        """Return the constraint that the next token must continue a valid SVG path; none if `grammar` is False."""
+        """Return the token constraint that keeps the SVG path valid. If `grammar` is False, all tokens are allowed."""
         return TokenRule(allowed=self.writer.allowed(self._tokens), lasting=True) if self._grammar else ANY_TOKEN
 
     def commit(self, sampled: Sampled) -> bool:

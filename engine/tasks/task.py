@@ -1,7 +1,7 @@
-"""Base class of the tasks on images, and their registry.
+"""Base class of the tasks (such as detection or captioning), and the task registry.
 
 A task creates its prompt and the state machine that decodes the answer, and converts the answer to results. Tasks are
-immutable data. They depend on a model only through its prompts (`Prompts`) and its class names (`Vocabulary`).
+immutable. They depend on a model only through its prompts (`Prompts`) and its class names (`Vocabulary`).
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class TokenRule(NamedTuple):
     Attributes:
         allowed: allowed token IDs, at least one; None allows all.
         forbidden: forbidden token IDs.
-        grounded: whether the step also samples a coordinate if it samples the coordinate token. The next decoder input
-            is then the embedding of the coordinate.
+        grounded: whether the step also samples a coordinate after the coordinate token. The coordinate is then the next
+            input of the decoder.
         scored: at most `MAX_SCORED` token IDs. The step returns their log probabilities over the whole vocabulary.
-        lasting: whether many steps have the same `allowed` tokens, so that the device should cache their mask.
+        lasting: whether many steps have the same `allowed` tokens. The device then caches the mask of these tokens.
     """
 
     allowed: Sequence[int] | None = None
@@ -82,7 +82,7 @@ MAX_SCORED = 128
 
 
 class OutputState(ABC):
-    """State machine that decodes one answer. The phase of a decoding step is the kind of value that it samples.
+    """State machine that decodes one answer. A decoding step samples one value. Its phase is the kind of this value.
 
     The phases repeat in the order of the class attribute `phases`. The engine can launch a step before it reads the
     samples of the previous step. It calls `next_phase` at launch, and `commit` when the samples arrive. Samples can
@@ -92,8 +92,8 @@ class OutputState(ABC):
     Attributes:
         steps: maximum number of decoding steps; 0 if the context is too short.
         sampling: sampling parameters.
-        back: number of context positions to go back before the step that `next_phase` returned. The step then
-            overwrites KV cache entries.
+        back: number of positions to go back in the KV cache before the next step. The step then overwrites KV cache
+            entries.
     """
 
     __slots__ = ("_launched", "back", "sampling", "steps")
@@ -106,9 +106,9 @@ class OutputState(ABC):
 
     @property
     def positions(self) -> int:
-        """Maximum number of context positions that the answer needs after the prompt.
+        """Maximum number of KV cache positions that the answer needs after the prompt.
 
-        The last sampled value needs no position, because it is never a decoder input.
+        The last sampled value needs no position, because the model does not process it.
         """
         return max(0, self.steps - 1)
 
@@ -121,7 +121,7 @@ class OutputState(ABC):
         return phase
 
     def vocabulary(self) -> Iterable[int]:
-        """Return all token IDs to which `rule` may restrict sampling. Unknown token IDs cause an error."""
+        """Return all token IDs in the constraints (`rule`) of this answer. The engine rejects unknown IDs."""
         return ()
 
     def rule(self) -> TokenRule:
@@ -130,7 +130,7 @@ class OutputState(ABC):
 
     @abstractmethod
     def commit(self, sampled: Sampled) -> bool:
-        """Add the samples of one step. Call this method in launch order. Return True when the answer is complete.
+        """Add the samples of the next decoding step. Return True if the answer is complete.
 
         Args:
             sampled: three numbers. Their meaning depends on the phase (the kind of sampled value):
@@ -144,19 +144,16 @@ class OutputState(ABC):
 
     @property
     def draftable(self) -> bool:
-        """Whether this answer can be the draft of the next answer (speculative decoding); see `core.speculative`."""
+        """Whether this answer can be the draft of the next answer to the same prompt (speculative decoding)."""
         return False
 
     @property
     def certain(self) -> Sequence[FedValue]:
-        """Decoder inputs of later steps that are known before sampling.
-
-        The prefill processes these inputs together with the prompt.
-        """
+        """Decoder inputs that do not depend on samples. The prefill processes these inputs together with the prompt."""
         return ()
 
     def branches(self, most: int) -> Sequence[tuple[tuple[int, ...], OutputState]]:
-        """Split off parts of the answer that can be decoded in parallel, each as a separate sequence.
+        """Split the answer into parts that are decoded in parallel, each as a separate sequence.
 
         The answer is complete when all parts are complete. Call this method once, before the first step.
 
@@ -170,37 +167,34 @@ class OutputState(ABC):
 
     @property
     def visible(self) -> bool:
-        """Whether detections of the vision encoder can be the draft (speculative decoding); see `FROM_IMAGE`."""
+        """Whether detections of the vision encoder can be the draft of this answer (speculative decoding)."""
         return False
 
     def retract(self, steps: int) -> None:
-        """Undo the launch of the newest `steps` decoding steps. The engine launches these steps again."""
+        """Undo the last `steps` calls of `next_phase`, because the engine will repeat these decoding steps."""
         self._launched -= steps
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """Return the decoder input that follows from a sampled or drafted value.
-
-        Return None if the value ends the answer.
-        """
+        """Return the decoder input for a sampled or drafted value. Return None if the value ends the answer."""
         if phase is Phase.SIZE:
             return Phase.SIZE, sampled[0], sampled[1]
         return (Phase.TOKEN if phase in TEXT_PHASES else Phase.Y), sampled[0], 0.0
 
     def values(self) -> list[FedValue]:
-        """Return the answer's decoder inputs so far, in order of generation. Only called if `draftable` is true."""
+        """Return all values of the answer so far, as decoder inputs. Called only if `draftable` is True."""
         return []
 
     def finish(self) -> None:  # noqa: B027 - most answers need no finish
-        """Finish the complete answer. The engine calls this method once, before `Task.collect`."""
+        """Compute final values, such as the probabilities of choices. Called once, after the last step."""
 
 
 @dataclass(slots=True, eq=False)
 class DraftMemory:
-    """Last answer of a video stream to a prompt, used as the draft of the next answer (speculative decoding).
+    """Stores the last answer to a prompt in a video stream, as the draft of the next answer (speculative decoding).
 
     Attributes:
         values: decoder inputs of the last answer.
-        pause: number of answers for which drafting is still paused.
+        pause: number of further answers that are decoded without a draft.
         failures: number of consecutive answers whose draft saved too few decoding steps.
     """
 
@@ -209,18 +203,18 @@ class DraftMemory:
     failures: int = 0
 
     def draft(self) -> tuple[FedValue, ...]:
-        """Return the draft of the next answer, or an empty draft while drafting is paused."""
+        """Return the draft of the next answer. The draft is empty while speculative decoding is paused."""
         if self.pause:
             self.pause -= 1
             return ()
         return self.values
 
     def learn(self, values: Sequence[FedValue], paid: bool | None, longest_pause: int) -> None:
-        """Store a complete answer as the draft of the next answer. Pause drafting if drafts save too few steps.
+        """Store a complete answer as the next draft. If drafts save too few decoding steps, pause speculative decoding.
 
         Args:
             values: decoder inputs of the answer.
-            paid: whether the draft of this answer saved enough decoding steps, or None if it had no draft.
+            paid: whether the draft of this answer saved enough decoding steps. None if the answer had no draft.
             longest_pause: maximum number of consecutive answers without a draft.
         """
         self.values = tuple(values)
@@ -237,7 +231,7 @@ class Window:
     """Rectangular part of an image, in pixels: a tile, or a region chosen by the caller.
 
     Each window is scaled to the model's full input size. Small objects therefore appear larger than in the whole image
-    (Akyon et al. 2022, arXiv:2202.06934). Each window takes as much time as a whole image.
+    (Akyon et al. 2022, arXiv:2202.06934). The model needs as much time for a window as for a whole image.
 
     Raises:
         ValueError: if the window is empty or has negative coordinates.
@@ -265,9 +259,9 @@ Answers = Sequence[tuple[OutputState, Window]]
 
 
 def windows(width: int, height: int, tiles: int, chosen: Sequence[Window] = ()) -> list[Window]:
-    """Return all windows of an image: the whole image, `tiles` × `tiles` overlapping tiles, then the windows `chosen`.
+    """Return the windows of an image: the whole image, `tiles` × `tiles` overlapping tiles, and the windows `chosen`.
 
-    If `tiles` is 1, there are no tiles. Chosen windows are clipped to the image.
+    If `tiles` is 1, there are no tiles. The windows `chosen` are clipped to the image.
     """
     found = [Window(0, 0, width, height)]
     if tiles > 1:
@@ -290,7 +284,7 @@ def clip(window: Window, width: int, height: int) -> Window:
 
 
 class Vocabulary:
-    """Class names of a closed-vocabulary model, with synonyms.
+    """Class names of a model that detects only a fixed set of classes, with synonyms.
 
     A synonym such as 'vehicle' can stand for several classes.
     """
@@ -306,10 +300,10 @@ class Vocabulary:
     def resolve(self, labels: Iterable[str]) -> list[str]:
         """Return the classes of the model that match the labels, in the order of the labels and without duplicates.
 
-        A label may be plural and may list alternatives: 'People', 'cars', 'truck or bus'.
+        A label can be in the plural, and can list alternatives, such as 'truck or bus'.
 
         Raises:
-            UnknownClassError: for the first label, or alternative in a label, that matches no class.
+            UnknownClassError: if a label, or an alternative in a label, matches no class.
             ValueError: if a label is not a string.
         """
         found: dict[str, None] = {}
@@ -334,7 +328,7 @@ class Vocabulary:
 
 
 def _singulars(word: str) -> list[str]:
-    """Return a word and its possible singular forms."""
+    """Return the possible singular forms of an English word, and the word itself."""
     forms = [word]
     if word.endswith("ies"):
         forms.append(word[:-3] + "y")
@@ -371,15 +365,15 @@ class Task(ABC):
     @property
     @abstractmethod
     def asked(self) -> str:
-        """The task as text that `parse` accepts, such as a question or a label."""
+        """The user's text for the task, such as a question or a label. `parse` accepts this text."""
 
     @property
     @abstractmethod
     def empty(self) -> bool:
-        """Whether the task needs no run of the model, for example because `max_objects` is 0."""
+        """Whether the task needs no inference, for example because `max_objects` is 0."""
 
     def expand(self, vocabulary: Vocabulary | None) -> Sequence[Task]:
-        """Return copies of this task, one for each class of the model that matches the task's label.
+        """Return one copy of the task for each class of the model that matches the label of the task.
 
         Args:
             vocabulary: classes of a closed-vocabulary model, or None for open-vocabulary models.
@@ -399,9 +393,9 @@ class Task(ABC):
         """Return the token IDs of the prompt."""
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return coordinates and sizes that replace token embeddings of the prompt, keyed by position in the prompt.
+        """Return the normalized coordinates and sizes that are part of the prompt, by position in the prompt.
 
-        Each value has one number for a coordinate, or two numbers for a width and height.
+        Each value is (coordinate,) or (width, height). Its embedding replaces the embedding of the token.
         """
         return {}
 
@@ -415,18 +409,18 @@ class Task(ABC):
             on_text: callback that receives each new piece of text, or None.
 
         Raises:
-            PromptError: if the model does not support the task, for example reasoning or outlines.
+            PromptError: if the model does not support the task, for example segmentation.
         """
 
     @abstractmethod
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Convert the decoded answers of this task to its results.
+        """Convert the decoded answers of the model to the results of the task.
 
         Args:
-            answers: the state machine and the image window of each answer; no answers if the task is `empty`.
+            answers: pairs of an answer's state machine and image window. There is no pair if the task is `empty`.
             width: width of the image in pixels.
             height: height of the image in pixels.
-            limits: size limits of the model.
+            limits: sizes and token IDs of the model.
         """
 
 

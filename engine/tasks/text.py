@@ -34,15 +34,15 @@ CaptionLength = Literal["short", "normal", "long"]
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class TextTask(Task):
-    """Base class of `Query` and `Caption` with the parameters of text generation.
+    """Base class of the tasks `Query` and `Caption`. It stores the parameters of text generation.
 
     Attributes:
-        temperature: softmax temperature. 0 samples greedily, 1 samples from the model's unscaled distribution.
+        temperature: softmax temperature. 0 samples greedily. 1 samples from the model's unscaled distribution.
         top_p: nucleus sampling: sample only from the smallest set of most likely tokens with this total probability,
             above 0. 1 allows all tokens.
         stop: string or strings that end the text. The text is cut before the first match.
-        seed: seed of the random numbers. Equal requests with equal seeds get equal answers. None uses a new random seed
-            each time.
+        seed: seed of the random numbers. Equal requests with equal seeds get equal answers. None chooses a random seed
+            for each request.
 
     Raises:
         ValueError: if a value has a wrong type or is out of range.
@@ -60,18 +60,18 @@ class TextTask(Task):
             require_text("a stop string", one)
 
     def sampling(self) -> Sampling:
-        """Return the sampling parameters. The seed is random if `seed` is None."""
+        """Return the sampling parameters. If `seed` is None, a random seed is chosen."""
         seed = secrets.randbits(63) if self.seed is None else self.seed % (1 << 63)
         return Sampling(self.temperature, self.top_p, seed)
 
     def text_output(self, prompts: Prompts, max_tokens: int, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine that decodes an answer in free text."""
+        """Return the state machine that decodes free text."""
         return _FreeText(prompts, max_tokens, max_steps, self.sampling(), tuple(self.stop), on_text)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Return the text, and the reasoning and the probabilities of the choices if the task requests them.
+        """Return the text, with the reasoning and the probabilities of the choices if the task requests them.
 
-        If there are no answers, the text is ''.
+        The text is empty if the model generated no answer.
         """
         text, tokens, cut, reasoning, probabilities = "", 0, False, None, None
         for output, _ in answers:
@@ -89,22 +89,22 @@ class TextTask(Task):
 
     @property
     def title(self) -> str:
-        """Title of the task in the result, such as the question."""
+        """Name of the task in the result, such as the question."""
         return self.asked
 
 
 @register_task
 @dataclass(slots=True, frozen=True)
 class Query(TextTask):
-    """Task that answers `question` with at most `max_tokens` tokens, or with one of `choices`. The image is optional.
+    """Task that answers a question, in free text or with one of `choices`. The image is optional.
 
     Attributes:
         choices: possible answers. If set, the model selects one, and the result has a probability for each choice.
             `max_tokens` and `stop` are ignored. A leading space and the case of the first letter make no difference.
         reasoning: whether the model generates reasoning before the answer, with at most `max_tokens` additional tokens.
             If the context is short, a quarter of the remaining context is reserved for the answer.
-        refs: parts of the image that the question refers to: points (x, y) and boxes (x1, y1, x2, y2), as fractions of
-            the image.
+        refs: parts of the image that the question refers to: points (x, y) and boxes (x1, y1, x2, y2), normalized to 0
+            to 1.
 
     Raises:
         ValueError: if a value has a wrong type or is out of range.
@@ -164,12 +164,12 @@ class Query(TextTask):
 
     @property
     def empty(self) -> bool:
-        """Whether the task has no `choices` and `max_tokens` is 0, so that it needs no run of the model."""
+        """Whether the task has no `choices` and `max_tokens` is 0. The task then needs no inference."""
         return self.max_tokens == 0 and not self.choices
 
     @property
     def needs_image(self) -> bool:
-        """Whether the model needs an image to answer: only if the question refers to parts of an image (`refs`)."""
+        """Whether the question needs an image, because it refers to points or boxes in the image (`refs`)."""
         return bool(self.refs)
 
     def prompt(self, prompts: Prompts) -> list[int]:
@@ -177,11 +177,11 @@ class Query(TextTask):
         return prompts.query(self.question, self.refs, self.reasoning)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates and sizes of `refs`, keyed by the position of their placeholder in the prompt."""
+        """Return the coordinates and sizes of the reference points and boxes (`refs`), by position in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine that decodes the optional reasoning, then the text or the choice."""
+        """Return the state machine that decodes the answer, and the reasoning before the answer if it is enabled."""
         if not self.reasoning:
             return self._answer(prompts, max_steps, on_text)
         tokens = prompts.reasoning
@@ -202,10 +202,10 @@ class Query(TextTask):
             raise PromptError(str(error)) from None
 
     def _options(self, prompts: Prompts) -> dict[tuple[int, ...], str]:
-        """Return all token sequences that the model can answer, each with the choice that it stands for.
+        """Return the token sequences of all allowed answers, and the choice that each token sequence spells.
 
-        A choice can also start with a space, or with the first letter in the other case. If a token sequence stands for
-        two choices, the exact spelling takes precedence.
+        The model can also start a choice with a space, or change the case of its first letter. If two choices then
+        share a token sequence, the choice with the exact spelling gets it.
         """
         options: dict[tuple[int, ...], str] = {}
         for spell in _SPELLINGS:
@@ -222,7 +222,7 @@ class Query(TextTask):
 @register_task
 @dataclass(slots=True, frozen=True)
 class Caption(TextTask):
-    """Task that describes the image with at most `max_tokens` tokens.
+    """Task that generates a caption of the image, with at most `max_tokens` tokens.
 
     Raises:
         ValueError: if a value has a wrong type or is out of range.
@@ -247,17 +247,17 @@ class Caption(TextTask):
 
     @property
     def asked(self) -> str:
-        """Length of the caption, such as 'short', as text that `parse` accepts."""
+        """Length of the caption: 'short', 'normal' or 'long'."""
         return self.length
 
     @property
     def title(self) -> str:
-        """Title of the caption in the result: 'caption: LENGTH', such as 'caption: short'."""
+        """Name of the task in the result, such as 'caption: short'."""
         return f"caption: {self.length}"
 
     @property
     def empty(self) -> bool:
-        """Whether `max_tokens` is 0, so that the task needs no run of the model."""
+        """Whether `max_tokens` is 0. The task then needs no inference."""
         return self.max_tokens == 0
 
     def prompt(self, prompts: Prompts) -> list[int]:
@@ -311,9 +311,9 @@ class Detokenizer:
         return self._take(text)
 
     def end(self) -> None:
-        """End the text. Add the trailing characters that were withheld because a stop string could have started there.
+        """End the text. Add the last characters, which were withheld because a stop string could have started there.
 
-        The call has no effect after a stop string or after an earlier call.
+        The call has no effect if the text has already ended.
         """
         if self._read < len(self._tokens):
             self._take(self._decode(self._tokens[self._from :]))
@@ -340,7 +340,7 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest proper prefix of `stop` that is a suffix of `text`."""
+    """Return how many characters at the end of `text` may be the start of the stop string `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 

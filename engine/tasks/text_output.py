@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class TextOutput(OutputState):
-    """State machine of an answer in free text. The end token, `max_tokens` tokens or a stop string end the text.
+    """State machine that decodes free text. The end token, a stop string or the limit `max_tokens` ends the text.
 
     Args:
         eos: ID of the end token.
         max_tokens: maximum number of tokens.
         max_steps: maximum number of decoding steps that fit into the context.
         sampling: sampling parameters.
-        on_token: callback that receives each token except the end token. The answer ends when it returns True.
-        on_finish: callback that is called once, when the answer is finished.
+        on_token: callback that receives each token except the end token. The text ends when the callback returns True.
+        on_finish: callback that is called once, at the end of the text.
     """
 
     __slots__ = ("_eos", "_on_finish", "_on_token", "tokens")
@@ -47,25 +47,22 @@ class TextOutput(OutputState):
         self.tokens: list[int] = []
 
     def next_phase(self) -> Phase | None:
-        """Return the phase of the next token: TOKEN for the first token, LATER_TOKEN for all later tokens.
-
-        Return None if no more steps are needed.
-        """
+        """Return the phase of the next token, or None if the text is complete. The first token has its own phase."""
         first = not self._launched
         phase = super().next_phase()
         return phase if phase is None or first else Phase.LATER_TOKEN
 
     @property
     def draftable(self) -> bool:
-        """Whether this answer can be the next draft (speculative decoding). True only for greedy sampling."""
+        """Whether this text can be the draft of the next answer (speculative decoding). Requires greedy sampling."""
         return self.sampling.temperature == 0
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """Return the sampled token as the next decoder input, or None for the end token."""
+        """Return the sampled token as the next input of the decoder. Return None for the end token."""
         return None if int(sampled[0]) == self._eos else (Phase.TOKEN, sampled[0], 0.0)
 
     def values(self) -> list[FedValue]:
-        """Return the tokens of the answer so far, as decoder inputs."""
+        """Return the tokens of the text so far, as inputs of the decoder."""
         return [(Phase.TOKEN, float(token), 0.0) for token in self.tokens]
 
     def commit(self, sampled: Sampled) -> bool:
@@ -77,18 +74,18 @@ class TextOutput(OutputState):
         return (self._on_token is not None and self._on_token(token)) or len(self.tokens) == self.steps
 
     def finish(self) -> None:
-        """Finish the text: call the `on_finish` callback."""
+        """Call `on_finish` at the end of the text."""
         if self._on_finish is not None:
             self._on_finish()
 
 
 class _TreeWalk(OutputState):
-    """Scores the inner nodes of a trie (prefix tree) of token sequences, in depth-first order.
+    """State machine that visits the inner nodes of a trie (prefix tree) of token sequences, in depth-first order.
 
-    Each decoding step scores one node: it returns the log probabilities of the node's children.
+    Each decoding step visits one node, and returns the log probabilities of the node's children.
 
     Args:
-        nodes: inner nodes to score. The prompt must end with the tokens on the path to the first node.
+        nodes: inner nodes to visit. The prompt must end with the tokens on the path to the first node.
         sampling: sampling parameters.
     """
 
@@ -180,9 +177,9 @@ class ChoiceOutput(_TreeWalk):
         self.choice, self.n_tokens = "", 0
 
     def branches(self, most: int) -> Sequence[tuple[tuple[int, ...], OutputState]]:
-        """Split off the branches of the option trie as separate sequences, which are decoded in parallel.
+        """Split the trie (prefix tree) of options into branches, which are decoded in parallel as separate sequences.
 
-        The tokens to append to the prompt of a branch are the path from the root to the first node of the branch.
+        The path from the root to the first node of a branch is appended to the prompt of the branch.
         """
         own, *others = _chains(self._tree)
         if len(others) > most:
@@ -195,7 +192,7 @@ class ChoiceOutput(_TreeWalk):
         return {token for option in self._options for token in option}
 
     def finish(self) -> None:
-        """Compute the probabilities, select the choice, and call the `on_finish` callback."""
+        """Compute the probability of each choice, select a choice, and call the callback `on_finish`."""
         scores = {(*node.path, token): score for node in self._tree for token, score in node.children.items()}
         logs: dict[tuple[int, ...], float] = {}
         for path in sorted(scores, key=len):
@@ -217,17 +214,17 @@ class ChoiceOutput(_TreeWalk):
             self._on_finish(self.choice)
 
     def _longest_prefix(self, option: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the longest proper prefix of an option that is also an option, or None."""
+        """Return the longest other option with which the token sequence of `option` starts, or None."""
         return next((option[:n] for n in range(len(option) - 1, 0, -1) if option[:n] in self._options), None)
 
 
 @dataclass(slots=True)
 class _Inner:
-    """An inner node of the trie (prefix tree) of all options.
+    """An inner node of a trie (prefix tree) of token sequences.
 
     Attributes:
         path: token IDs from the root to the node.
-        children: log probability of each child token.
+        children: log probability of each token that can follow the path.
     """
 
     path: tuple[int, ...]
@@ -235,7 +232,7 @@ class _Inner:
 
 
 def _inner_nodes(options: Iterable[tuple[int, ...]]) -> list[_Inner]:
-    """Return the inner nodes of the trie (prefix tree) of all options in depth-first order. The root comes first."""
+    """Return the inner nodes of the trie (prefix tree) of all options, in depth-first order from the root."""
     nodes: dict[tuple[int, ...], _Inner] = {}
     for option in options:
         for n, token in enumerate(option):
@@ -251,7 +248,7 @@ def _inner_nodes(options: Iterable[tuple[int, ...]]) -> list[_Inner]:
 
 
 def _chains(nodes: Sequence[_Inner]) -> list[list[_Inner]]:
-    """Split trie nodes in depth-first order into chains. In a chain, each node is a child of the previous node."""
+    """Split trie nodes in depth-first order into chains. In a chain, each node is the parent of the next node."""
     chains = [[nodes[0]]]
     for before, node in pairwise(nodes):
         if node.path[:-1] == before.path:
@@ -262,7 +259,7 @@ def _chains(nodes: Sequence[_Inner]) -> list[list[_Inner]]:
 
 
 def _drawn(probabilities: Mapping[str, float], sampling: Sampling) -> str:
-    """Return the most likely choice if the temperature is 0. Otherwise sample a choice."""
+    """Return the most likely choice if the temperature is 0. Otherwise sample from the scaled probabilities."""
     ranked = sorted(probabilities, key=lambda choice: -probabilities[choice])
     if sampling.temperature == 0:
         return ranked[0]
@@ -275,7 +272,7 @@ def _drawn(probabilities: Mapping[str, float], sampling: Sampling) -> str:
 
 
 class ReasoningOutput(OutputState):
-    """State machine that decodes reasoning (text with coordinates), then a fixed token suffix and the answer.
+    """State machine that decodes reasoning (text with coordinates), a fixed token suffix, and the answer.
 
     The engine may launch a step before it knows whether the reasoning has ended. All steps of the reasoning and the
     suffix therefore have the phase REASONING, and `rule` decides later which tokens are allowed. The token that ends
@@ -286,7 +283,7 @@ class ReasoningOutput(OutputState):
         tokens: special tokens for reasoning.
         max_tokens: maximum number of reasoning tokens.
         decode: function that returns the text of token IDs.
-        sampling: sampling parameters, equal to those of the answer.
+        sampling: sampling parameters; the answer must have the same ones.
 
     Attributes:
         answer: state machine of the answer.
@@ -327,13 +324,13 @@ class ReasoningOutput(OutputState):
 
     @property
     def positions(self) -> int:
-        """Maximum number of context positions that the reasoning, the suffix and the answer need together."""
+        """Maximum number of KV cache positions that the reasoning and the answer need."""
         return self.max_tokens + len(self.tokens.suffix) + self.answer.positions
 
     def next_phase(self) -> Phase | None:
-        """Return the phase of the next token: REASONING until the answer begins, then the phases of the answer.
+        """Return the phase of the next token: REASONING until the answer begins, then a phase of the answer.
 
-        Return None if no more steps are needed.
+        Return None if the answer is complete.
         """
         self.back = 0
         if self._suffix_left is None or self._suffix_left:
@@ -344,11 +341,11 @@ class ReasoningOutput(OutputState):
         return phase
 
     def vocabulary(self) -> Iterable[int]:
-        """Return the token IDs to which `rule` can restrict sampling, in the reasoning's suffix and in the answer."""
+        """Return the IDs of all tokens to which sampling can be restricted after the reasoning."""
         return [*self.tokens.suffix, *self.answer.vocabulary()]
 
     def rule(self) -> TokenRule:
-        """Return the constraints on the next token of the reasoning, of the fixed suffix after it, or of the answer."""
+        """Return the constraints on the next token."""
         if not self._open:
             return self.answer.rule()
         self._open -= 1
@@ -390,20 +387,20 @@ class ReasoningOutput(OutputState):
         return False
 
     def finish(self) -> None:
-        """Finish the answer, after the reasoning and the answer are complete."""
+        """Finish the answer that follows the reasoning."""
         self.answer.finish()
 
     @property
     def n_tokens(self) -> int:
-        """Number of reasoning tokens."""
+        """Number of generated reasoning tokens."""
         return self._reasoned
 
     @property
     def reasoning(self) -> Reasoning:
-        """Reasoning text and the points in it.
+        """Reasoning text and the points in the text.
 
-        Two consecutive coordinates are a point (x, y). An unpaired last coordinate is dropped. Pieces of text between
-        coordinates are decoded separately, as in the reference implementation.
+        Two consecutive coordinates are a point (x, y). A last coordinate without a partner is dropped. Each passage
+        that refers to points is decoded separately, as in Moondream's reference implementation.
         """
         text, grounding = "", []
         for ids, coordinates in self._chunks:
