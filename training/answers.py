@@ -1,8 +1,8 @@
-"""Training targets and losses of the text decoder. The targets are derived from the detector's output.
+"""Training targets and losses of nano's text decoder.
 
-A prompt asks for one class, with the task `detect` or `point`. The target answer lists the detected boxes of this
-class, best first. The decoder learns to copy these boxes, which needs no labels. At the start of each object, the
-target is the probability that the object is correct. Scores are therefore calibrated.
+A prompt asks for one class, with the task `detect` or `point`. The target output lists the boxes of this class that
+nano's detector found, best first. These box targets need no labels. The target of an object's score is 1 if the object
+is correct, else 0. The trained score is therefore a calibrated probability.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _PROMOTED = 0.45  # of the detector: a doubtful box that it finds this surely is
 
 @dataclass(slots=True)
 class Answers:
-    """Target answers for P prompts on each of B augmented images, with at most O detections per answer.
+    """Target outputs for P prompts on each of B augmented images, with at most O detected objects per prompt.
 
     Attributes:
         classes: (B, P) int64 class ID of each prompt.
         points: (B, P) bool, True for a point prompt.
-        boxes: (B, P, O, 4) float, cx cy w h as fractions of the image, in the order of the detections.
-        count: (B, P) int64 number of boxes in each answer.
-        right: (B, P, O) float probability that each object is correct, the target of the decoder's score.
-        weight: (B, P, O) float loss weight; 0 if the label is unknown.
+        boxes: (B, P, O, 4) float, cx cy w h as fractions of the image, best detection first.
+        count: (B, P) int64 number of objects per prompt.
+        right: (B, P, O) float target of the object's score: 1 if the object is correct, else 0.
+        weight: (B, P, O) float loss weight; 0 for padding and for objects of unlabelled classes.
     """
 
     classes: torch.Tensor
@@ -52,7 +52,7 @@ class Answers:
 
 
 def similar_classes(classes: tuple[str, ...], device: torch.device) -> torch.Tensor:
-    """Return (classes, classes) bool, True for pairs of classes that are easily confused."""
+    """Return (classes, classes) bool, True for pairs of classes that look similar, such as cat and dog."""
     table = torch.zeros(len(classes), len(classes), dtype=torch.bool)
     for group in _GROUPS:
         members = torch.tensor([classes.index(name) for name in group if name in classes], dtype=torch.int64)
@@ -61,10 +61,10 @@ def similar_classes(classes: tuple[str, ...], device: torch.device) -> torch.Ten
 
 
 def judge(finds: CropDetections, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compare K detections in each of B augmented images with the labels.
+    """Match K detections in each of B augmented images with the labels.
 
     Returns:
-        (B, K) float probability that each detection is correct, and (B, K) float loss weight.
+        (B, K) float, 1 for correct detections and 0 for false ones; and (B, K) float loss weights.
     """
     centre, size = batch.boxes[..., :2], batch.boxes[..., 2:]
     low, high = centre - size / 2, centre + size / 2
@@ -97,17 +97,18 @@ def choose(
     n_objects: int,
     judged: tuple[torch.Tensor, torch.Tensor],
 ) -> Answers:
-    """Choose random classes to prompt for in each augmented image (view).
+    """Choose random prompts for each of B augmented images, and return their target outputs.
 
-    Classes in the view and similar classes are more likely. Each view has at least one prompt for an absent class.
+    Classes in the image and similar-looking classes are more likely. One prompt asks for a class that is not in the
+    image.
 
     Args:
-        finds: detections in B views.
-        batch: the views.
-        similar: (classes, classes) bool, pairs of easily confused classes; see `similar_classes`.
-        n_prompts: number of prompts per view.
-        n_objects: maximum number of objects in an answer.
-        judged: probabilities and loss weights of the detections; see `judge`.
+        finds: detections in the images.
+        batch: the images with their labels.
+        similar: (classes, classes) bool, True for similar-looking classes; see `similar_classes`.
+        n_prompts: number of prompts per image.
+        n_objects: maximum number of objects per prompt.
+        judged: correctness and loss weights of the detections; see `judge`.
     """
     n_classes, device = len(similar), similar.device
     one_hot = F.one_hot(batch.labels.clamp(min=0), n_classes).bool() & (batch.labels >= 0).unsqueeze(-1)
@@ -209,16 +210,16 @@ class Answerer(nn.Module):
         return stated[:, :, self.n_head + self.suffix :]  # type: ignore[no-any-return]
 
     def steps(self, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sampled quantity of each decoding step and its object index, both (B, P, 3 O) int64.
+        """Return the output type and the object index of each decoding step, both (B, P, 3 O) int64.
 
-        The quantities are 0 (start or stop, and x), 1 (y) and 2 (width and height).
+        Output types are 0 (x coordinate, or the end of the output), 1 (y coordinate) and 2 (width and height).
         """
         flag = points.long()
         return self.kinds[flag], self.objects[flag]  # type: ignore[index]
 
 
 def read_back(boxes: torch.Tensor, noise: float) -> torch.Tensor:
-    """Return boxes (…, 4) cx cy w h with random noise, rounded to bins. The noise is proportional to the box size."""
+    """Add random noise, relative to the box size, to boxes (…, 4) cx cy w h. Round them to values of the decoder."""
     centre, size = boxes[..., :2], boxes[..., 2:]
     centre = centre + torch.randn_like(centre) * size * noise
     size = size * torch.exp(torch.randn_like(size) * noise)
@@ -227,15 +228,15 @@ def read_back(boxes: torch.Tensor, noise: float) -> torch.Tensor:
 
 
 def answer_losses(answerer: Answerer, hidden: torch.Tensor, answers: Answers, room: int) -> dict[str, torch.Tensor]:
-    """Return the mean loss of each sampled quantity: start or stop, x, y, w and h.
+    """Return the mean losses of the text decoder: `start` for object scores, and `x`, `y`, `w` and `h` for boxes.
 
-    The result also contains "off": the fraction of x coordinates that are wrong by more than two bins.
+    The result also contains the metric `off`: the fraction of x coordinates with an error of more than two bins.
 
     Args:
         answerer: module that computed `hidden`.
         hidden: (B, P, 3 O, dim) hidden states.
-        answers: prompts with exact answers.
-        room: maximum number of objects for which losses are computed. Tensors have this fixed size.
+        answers: prompts with target outputs.
+        room: maximum number of objects in the box losses. It fixes the shapes of the tensors.
     """
     model = answerer.model
     kind, which = answerer.steps(answers.points)

@@ -43,10 +43,9 @@ def make_batch(
         split: images on the GPU.
         index: (B,) int64 indices of the images.
         size: height and width of a view in pixels; even numbers.
-        mosaic: fraction of the batch, 0 to 1, whose views show four images in a 2×2 grid. The other three images are
-            random.
-        keep: maximum number of boxes per view. Smaller boxes are dropped first.
-        far: fraction of the batch, 0 to 1, whose views show four images at a quarter to half of the view's size.
+        mosaic: fraction of views, 0 to 1, that combine the image with three random images in a 2×2 grid.
+        keep: maximum number of boxes per view. The largest boxes are kept.
+        far: fraction of views, 0 to 1, that combine four shrunk images in the same way.
     """
     n_mosaic, n_far = int(len(index) * mosaic), int(len(index) * far)
     parts = []
@@ -81,7 +80,7 @@ def _uniform(like: torch.Tensor, low: float, high: float) -> torch.Tensor:
 def _view(
     split: Split, index: torch.Tensor, size: tuple[int, int], zoom: tuple[float, float], identity: float
 ) -> Batch:
-    """Return a random crop of each image. Half of the crops are mirrored. A fraction `identity` is not cropped."""
+    """Return a random crop of each image; half of them are mirrored. `identity` is the probability of no crop."""
     device = index.device
     one = torch.ones(len(index), device=device)
     scale = torch.exp(_uniform(one, torch.tensor(zoom[0]).log().item(), torch.tensor(zoom[1]).log().item()))
@@ -120,9 +119,9 @@ def _sample(
     mirror: torch.Tensor,
     finer: int,
 ) -> torch.Tensor:
-    """Resize crops of images to the size of a view. Crops that shrink are oversampled, then averaged.
+    """Resize crops of images to `size` (height and width in pixels), with anti-aliasing by supersampling.
 
-    The result is close to the area filter that is used for inference.
+    The result is close to the area filter that inference uses.
     """
     height, width = size
     more = finer * (2 if width < SIDE * 0.75 else 1)
@@ -157,8 +156,8 @@ def _join(cells: Batch, n: int) -> Batch:
 def _recolour(images: torch.Tensor) -> torch.Tensor:
     """Augment the colours of images.
 
-    Change brightness, contrast, saturation and white balance, blur images, convert them to grey, and add noise. Each
-    operation is applied to a random subset of the images.
+    Change the brightness, contrast and saturation of each image. Change the white balance of random images, convert
+    random images to grey, and blur or add noise to random images.
     """
     n = len(images)
 

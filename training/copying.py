@@ -1,13 +1,13 @@
-"""Initial weights that make the text decoder copy detections from the image tokens to its answer.
+"""Initial weights with which nano's text decoder copies the detections from the image tokens to its output.
 
-A decoder with random weights would have to learn that answers are copies. These weights implement copying with a few
-attention heads. The table shows the token to which each head attends, and what the head copies:
+A decoder with random weights would first have to learn this copying. Attention heads of three blocks copy as follows:
 
-    block 0, head 0   at the end of the prompt: the previous token; its class name
-    block 1, head 0   after a size: the token after the detection of that size; its x
-             head 1   after an x: the token of the detection with that x; its y
-             head 2   after a y: the token of the detection with that y; its width and height
-    block 2, head 0   after the prompt: the first token of the prompted class; its x
+    block  head  querying token          attends to                             copies
+    0      0     end of the prompt       the previous token                     class name
+    1      0     width and height        detection after the one of this size   x
+    1      1     x                       detection with this x                  y
+    1      2     y                       detection with this y                  width and height
+    2      0     end of the prompt       first detection of the class           x
 
 Training then changes all weights. The model must have a width of 192, 3 heads, and region heads without hidden layers.
 """
@@ -35,14 +35,14 @@ _WORD, _STATED_WIDTH, _STATED_HEIGHT, _STATED_PLACE, _SAY = _BEFORE_W, _X, _Y, _
 
 @torch.no_grad()
 def wire(model: Moondream, words: torch.Tensor) -> None:
-    """Set the initial weights of a new model so that it copies detections to its answer.
+    """Set the initial weights of a new model so that its text decoder copies detections to its output.
 
     Args:
         model: a model with a detector as vision encoder. The weights of the detector do not change.
         words: (classes,) int64 token IDs of the class names.
 
     Raises:
-        ValueError: if the text decoder has unsupported dimensions, or if there are too many classes.
+        ValueError: if the text decoder has unsupported dimensions, or if there are more than 31 classes.
     """
     tower, text, region = model.vision, model.text, model.region
     assert isinstance(tower, DetectorTower)
@@ -103,7 +103,7 @@ def wire(model: Moondream, words: torch.Tensor) -> None:
 
 
 def _embed_answers(model: Moondream) -> None:
-    """Set the coordinate and size encoders so that their embeddings have the format of the image tokens."""
+    """Set the coordinate and size encoders so that they encode numbers as Fourier features, like the image tokens."""
     region = model.region
     half = region.config.coord_feat_dim // 2
     nn.init.normal_(region.coord_features, std=6.0)
@@ -127,13 +127,13 @@ def _embed_answers(model: Moondream) -> None:
 
 
 def _waves(start: int, octaves: int = OCTAVES) -> torch.Tensor:
-    """Return the channel indices of a value's Fourier features: the first `octaves` octaves from channel `start` on."""
+    """Return the channel indices of the cosines and sines (Fourier features) that encode one number."""
     at = torch.arange(octaves)
     return torch.cat([start + at, start + OCTAVES + at])
 
 
 def _look_one_back(block: Block, head: int, places: torch.Tensor) -> None:
-    """Set attention head 0 so that it copies the channels `places` of the previous token to the current token."""
+    """Set the weights of attention head 0 so that each token copies the channels `places` of the previous token."""
     qkv, half, dim = block.attn.qkv, head // 4, block.attn.config.dim
     angles = 10000.0 ** -(torch.arange(half) / half)  # of one position, as `rotation_table` has them
     for start in (0, dim):
@@ -148,7 +148,7 @@ def _look_one_back(block: Block, head: int, places: torch.Tensor) -> None:
 def _look_up(block: Block, number: int, asked: torch.Tensor, held: torch.Tensor, gain: float) -> None:
     """Set the query and key weights of attention head `number`.
 
-    A token then attends to the token whose channels `held` (keys) equal its own channels `asked` (queries).
+    Queries are read from the channels `asked` of a token, and keys from the channels `held`.
     """
     qkv, config = block.attn.qkv, block.attn.config
     start, free = number * config.head_dim, config.rotary_dim
@@ -159,9 +159,9 @@ def _look_up(block: Block, number: int, asked: torch.Tensor, held: torch.Tensor,
 
 
 def _carry(block: Block, number: int, found: torch.Tensor, stated: torch.Tensor, gain: float) -> None:
-    """Set the values of attention head `number`: each token receives the values of the token that it attends to.
+    """Set the value and output weights of attention head `number`.
 
-    Channels `found` of the attended token are multiplied by `gain` and added to channels `stated` of the token.
+    Values are read from the channels `found`, multiplied by `gain` and added to the channels `stated`.
     """
     qkv, proj, config = block.attn.qkv, block.attn.proj, block.attn.config
     start = number * config.head_dim
@@ -175,7 +175,7 @@ def _carry(block: Block, number: int, found: torch.Tensor, stated: torch.Tensor,
 
 
 def _read_out(decoder: nn.Module, places: list[int], steps: float) -> None:
-    """Set the weights of a region head to compute bin logits from the cosines and sines in the channels `places`."""
+    """Set the weights of a decoder that computes a coordinate or size from Fourier features in channels `places`."""
     assert isinstance(decoder, nn.Linear)
     bins = decoder.out_features // len(places)
     turns = (torch.arange(bins) / steps).unsqueeze(1) * 2.0 ** torch.arange(OCTAVES) * math.pi

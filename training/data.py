@@ -24,7 +24,7 @@ SLOTS = 48  # most boxes kept of one image; the largest win (99.7 % of the image
 
 
 class PackError(ValueError):
-    """Error: a folder is not a valid dataset folder."""
+    """Raised if a folder is not a valid dataset folder."""
 
 
 @dataclass(slots=True)

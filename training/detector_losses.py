@@ -1,7 +1,7 @@
-"""Losses of the detector: supervised losses, and distillation from the start model.
+"""Losses of the detector: supervised losses, and distillation from a detector that was trained on COCO.
 
-The start model is the COCO detector with which training starts. For classes without labels, the targets are the
-scores of the start model. This prevents the detector from forgetting the classes of COCO.
+Training starts with the weights of this COCO detector. Its scores are additional targets for the classes of COCO, so
+that the trained detector does not forget these classes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Assigned:
     Attributes:
         positive: (N, P) bool, True if a labelled box is assigned to the grid cell.
         box: (N, P) int64 index of the labelled box.
-        quality: (N, P) float32 IoU with the labelled box, the target of the score; 0 if not positive.
+        quality: (N, P) float32 target of the class score, at most the best IoU with the labelled box; 0 if not
+            positive.
     """
 
     positive: torch.Tensor
@@ -41,17 +42,17 @@ def detector_losses(
 ) -> dict[str, torch.Tensor]:
     """Return four scalar losses of the detector by name.
 
-    - `classes`: loss of the class scores.
-    - `boxes`: loss of the box overlap (generalized IoU).
-    - `bins`: loss of the distances to the box sides.
-    - `keep`: difference from the boxes of the start model (a COCO detector).
+    - `classes`: focal loss of the class scores.
+    - `boxes`: generalized IoU loss of the boxes.
+    - `bins`: distribution focal loss of the distances to the box sides.
+    - `keep`: KL divergence of these distances from those of the COCO detector (distillation).
 
     Args:
-        seen: output of the detector for N augmented images.
-        start: output of the start model for the same images.
+        seen: output of the trained detector for N augmented images.
+        start: output of the COCO detector for the same images.
         batch: the augmented images with their labels.
-        part_class: class ID, such as of faces, for which the detector predicts separate boxes.
-        known: (classes,) bool, True for classes of the start model.
+        part_class: ID of the class with separate box outputs, such as face.
+        known: (classes,) bool, True for classes of COCO.
     """
     height, width = batch.images.shape[2:]
     centres, strides = places(height, width, batch.images.device)
@@ -121,9 +122,9 @@ def assign(
     centres: torch.Tensor,
     strides: torch.Tensor,
 ) -> Assigned:
-    """Assign each labelled box to the grid cells with the best predictions of it (TOOD, arXiv:2108.07755).
+    """Assign each labelled box to the grid cells that predict its class and box best (TOOD, arXiv:2108.07755).
 
-    If no grid cell predicts a box well, cells near its centre with a suitable stride are used.
+    If no grid cell predicts the box well, the box is assigned to grid cells near its centre with a suitable stride.
 
     Args:
         boxes: (N, P, 4) predicted boxes in pixels.

@@ -1,4 +1,4 @@
-"""Converts published PP-PicoDet-S weights to the initial weights of nano's detector, `PicoDet`.
+"""Converts the published weights of the detector PP-PicoDet-S to initial weights of Saccade's model nano.
 
     python -m training.import_picodet start-picodet-s.safetensors picodet.safetensors
 
@@ -52,10 +52,10 @@ _MEAN, _SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def convert(start: Mapping[str, torch.Tensor], classes: Sequence[str], n_boxes: int) -> dict[str, torch.Tensor]:
-    """Return the state dict of `PicoDet(len(classes), n_boxes)` from the published tensors.
+    """Convert the published weights of a COCO detector to a state dict of `PicoDet(len(classes), n_boxes)`.
 
-    Classes that COCO lacks start with the weights of COCO's class person and a lower bias. If `n_boxes` is above 1, all
-    boxes of a grid cell start with the same weights.
+    The weights of classes that are not in COCO are initialized from the class person, with a lower bias. If `n_boxes`
+    is above 1, all boxes of a grid cell have the same initial weights.
 
     Raises:
         ValueError: for the first tensor that is missing, unknown or has another shape.

@@ -1,10 +1,10 @@
-"""Measures the calibration of scores: the fraction of correct detections for each score.
+"""Measures the calibration of scores: the precision of detections for each range of scores.
 
     python -m training.reliability DATASET --svg reliability-windows.svg
 
-Three methods are measured: the image alone, the image inside a Full HD frame that is reduced to the input size, and
-this frame with one zoom window at full resolution. The results of frame and window are merged as in `saccade run
---saccades`. In the plot, calibrated scores lie on the diagonal.
+Three inputs are compared: an image, a downscaled Full HD frame that contains the image, and this frame with one crop
+(window) at full resolution, as in `saccade run --saccades`. The SVG file contains a reliability diagram with one curve
+per input.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Rect = tuple[float, float, float, float]
 
 @dataclass(slots=True)
 class Counted:
-    """Counts of detections per score bin: all detections, correct detections, and the sum of their scores."""
+    """For each score bin: the number of detections, the number of correct detections, and the sum of all scores."""
 
     answers: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BINS) - 1, np.int64))
     right: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BINS) - 1, np.int64))
@@ -63,7 +63,7 @@ class Counted:
 
 
 def judge(found: Iterable[Box], sure: Sequence[Rect], maybe: Sequence[Rect]) -> list[tuple[float, bool]]:
-    """Return the score of each detection and whether it is correct, best first. Skip detections on uncertain boxes.
+    """Return the score of each detection and whether it is correct, best first. Skip detections of uncertain boxes.
 
     Args:
         found: detections of the model.
@@ -83,16 +83,16 @@ def judge(found: Iterable[Box], sure: Sequence[Rect], maybe: Sequence[Rect]) -> 
 
 
 def _shared(a: Rect, b: Rect) -> tuple[float, float]:
-    """Return the fraction of box `a` that is inside box `b`, and the IoU of `a` and `b`."""
+    """Return the intersection of boxes `a` and `b` as a fraction of `a`'s area, and the IoU of both boxes."""
     inner = max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
     first, second = (a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1])
     return inner / max(1e-12, first), inner / max(1e-12, first + second - inner)
 
 
 def measure(engine: Engine, folder: Path, limit: int | None, classes: Sequence[str] = CLASSES) -> dict[str, Counted]:
-    """Run detection on the images of the split `val` with three kinds of input, and count the detections by score bin.
+    """Count the detections in the images of the split `val` by score bin, for each of three inputs.
 
-    The inputs are the image alone, a Full HD frame around the image, and this frame with a zoom window on the image.
+    The inputs are the image, a Full HD frame that contains the image, and this frame with a crop (window) of the image.
 
     Raises:
         PackError: if the folder is not a dataset folder.
@@ -131,7 +131,7 @@ def measure(engine: Engine, folder: Path, limit: int | None, classes: Sequence[s
 
 
 def _around(shown: tuple[int, int, int, int], size: tuple[int, int], dice: np.random.Generator) -> tuple[int, int]:
-    """Return a random position (x, y) in pixels of a window inside the frame that contains the rectangle `shown`."""
+    """Return a random position (x, y) in pixels for a window of `size` that contains the rectangle `shown`."""
     begins = []
     for at, long, window, most in zip(shown[:2], shown[2:], size, _FRAME, strict=True):
         rim = min(0.05 * window, (window - long) / 2)
@@ -141,9 +141,9 @@ def _around(shown: tuple[int, int, int, int], size: tuple[int, int], dice: np.ra
 
 
 def _placed(box: Sequence[float], at: Rect) -> Rect:
-    """Convert a box from normalized coordinates of a crop to normalized coordinates of the frame.
+    """Convert a box in normalized coordinates of an image to normalized coordinates of the frame around the image.
 
-    `at` is the crop's (x, y, width, height) as fractions of the frame.
+    `at` is the image's position and size (x, y, width, height) as fractions of the frame.
     """
     x1, y1, x2, y2 = box[:4]
     return at[0] + x1 * at[2], at[1] + y1 * at[3], at[0] + x2 * at[2], at[1] + y2 * at[3]
@@ -160,7 +160,7 @@ def table_of(counted: dict[str, Counted]) -> str:
 
 
 def drawing_of(counted: dict[str, Counted]) -> str:
-    """Return the calibration plot as SVG."""
+    """Return the reliability diagram (precision as a function of the score) as SVG."""
 
     def at(x: float, y: float) -> tuple[float, float]:
         return 50 + 300 * x, 320 - 300 * y

@@ -2,8 +2,8 @@
 
     python -m training.score DATASET --model OUT
 
-A class is skipped on images in which it is marked `unknown`. Boxes marked `maybe` (uncertain) are ignored. Requires
-pycocotools.
+A class is not evaluated on images in which its objects are not labelled (`unknown`). Boxes with an uncertain label
+(`maybe`) are ignored. Requires pycocotools.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class ClassScore:
         ap50: average precision at an IoU of 0.5 (COCO's 101-point interpolation).
         ap: mean of the average precision at IoUs from 0.50 to 0.95.
         precision: precision at a score threshold of 0.5 and an IoU of 0.5.
-        recall: recall at a score threshold of 0.5.
-        empty: specificity: fraction of the images without the class on which no object scores 0.5 or more.
+        recall: recall at a score threshold of 0.5 and an IoU of 0.5.
+        empty: specificity: fraction of the images without the class in which no detection has a score above 0.5.
     """
 
     name: str
@@ -63,8 +63,8 @@ class ClassScore:
 class Evaluation:
     """Scores of all classes, and means over the classes with labelled boxes.
 
-    `empty` is the fraction of correct empty answers, over all pairs of an image and a class that is absent in the
-    image.
+    `empty` is the specificity over all classes: the fraction of pairs of an image and an absent class in which no
+    detection has a score above 0.5.
     """
 
     classes: tuple[ClassScore, ...]
@@ -74,7 +74,7 @@ class Evaluation:
     empty: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the scores as plain values for JSON."""
+        """Return the scores as a dict that can be written as JSON."""
         return asdict(self)
 
 
@@ -177,7 +177,7 @@ def _score(name: str, sheets: Sequence[_Sheet]) -> ClassScore:
 
 
 def _match(sheets: Sequence[_Sheet]) -> Any:
-    """Match detections with the labels of one class by COCO's rules. Uncertain labels are crowd regions (ignored)."""
+    """Match detections with the labels of one class by COCO's rules. Uncertain labels are ignored (crowd regions)."""
     coco_api, coco_eval = _coco()
     labels: list[dict[str, Any]] = []
     finds: list[dict[str, Any]] = []

@@ -1,9 +1,8 @@
-"""Trains nano on a dataset: `python -m training.train --help`. Runs on one GPU, several GPUs (torchrun) or a CPU.
+"""Trains the model nano on a dataset folder: `python -m training.train --help`. Supports several GPUs (torchrun).
 
 Each iteration runs one optimizer step of the detector on a batch of augmented images. It then runs several optimizer
-steps of the text decoder on the detections, with smaller batches. The schedule is in seconds, because rented GPU time
-is limited. A run that ends early saves a checkpoint, from which the next run resumes. Results are in
-training/README.md.
+steps of the text decoder on the detections, with smaller batches. The learning rate schedule is in seconds, because
+rented GPU time is limited. Each run ends with a checkpoint, from which another run can resume.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ WARM = 0.03  # part of the schedule until the peak rate
 
 
 def build(config: MoondreamConfig, start: dict[str, torch.Tensor], words: torch.Tensor) -> tuple[Moondream, PicoDet]:
-    """Return a new model that contains a copy of a COCO detector, and the COCO detector itself."""
+    """Return a new model that is initialized from a COCO detector, and a frozen copy of the COCO detector."""
     assert config.classes is not None
     model = Moondream(config)
     tower = model.vision
@@ -131,18 +130,18 @@ class Trainer:
 
     @property
     def tower(self) -> DetectorTower:
-        """Vision encoder of the trained model."""
+        """The model's vision encoder, which contains the detector."""
         tower = self.answerer.model.vision
         assert isinstance(tower, DetectorTower)
         return tower
 
     def detector_rate(self, name: str) -> float:
-        """Return the peak learning rate of a detector parameter. Return 0 for all other parameters."""
+        """Return the peak learning rate of a detector parameter; higher in the heads than in the backbone and neck."""
         rate = float(self.args.detector_rate)
         return rate * 4 if ".out." in name else rate * 2 if "heads." in name else rate
 
     def decoder_rate(self, name: str) -> float:
-        """Return the peak learning rate of a parameter; 0 if the parameter belongs to the detector."""
+        """Return the peak learning rate of a parameter outside the detector; 0 for a parameter of the detector."""
         return 0.0 if ".stem." in name else float(self.args.rate)
 
     def optimiser(self, module: nn.Module, rate: Any, decay: float) -> torch.optim.AdamW:
@@ -172,9 +171,9 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
 
     def batch(self, progress: float) -> Batch:
-        """Return a batch of augmented images.
+        """Return a random batch of augmented images. All images of a batch have the same size.
 
-        Some batches have a wide image shape, and contain only landscape images. Some batches have a higher resolution.
+        Some batches contain only landscape images, with a wider aspect ratio. Some batches have a higher resolution.
         """
         args, size = self.args, self.config.vision.crop_size
         if args.large and torch.rand((), generator=self.shapes).item() < args.large:
@@ -249,7 +248,7 @@ class Trainer:
         optimiser.step()
 
     def run(self) -> None:
-        """Train until the time limit of this run or the end of the schedule. Then save a checkpoint and the weights."""
+        """Train until the schedule ends or `--stop-after` seconds have passed. Then save weights and a checkpoint."""
         args, offset = self.args, self.seconds
         self.shapes = torch.Generator().manual_seed(self.step)  # all processes draw the same shapes
         self.train_step(min(1.0, offset / args.budget))  # loads kernels, outside the schedule
@@ -295,7 +294,7 @@ class Trainer:
             torch.cuda.synchronize()
 
     def save(self, folder: Path) -> None:
-        """Save the averaged weights as float16 in `model.safetensors`, and the checkpoint in several files."""
+        """Save the averaged weights as float16 in `model.safetensors`, and a checkpoint in files of at most 15 MiB."""
         export(self.average.model, folder / "model.safetensors")
         optimisers = [self.detector_optimiser.state_dict(), self.decoder_optimiser.state_dict()]
         for optimiser in optimisers:
@@ -318,7 +317,7 @@ class Trainer:
             (folder / f"checkpoint.{i // SHARD:02d}").write_bytes(data[i : i + SHARD])
 
     def restore(self) -> None:
-        """Restore optimizer state and elapsed time from the checkpoint, but no learning rates."""
+        """Restore optimizer state and elapsed time from the checkpoint. Peak learning rates stay those of this run."""
         optimisers = (self.detector_optimiser, self.decoder_optimiser)
         for optimiser, held in zip(optimisers, self.state["optimisers"], strict=True):
             if len(optimiser.param_groups) != len(held["param_groups"]):
@@ -334,10 +333,7 @@ class Trainer:
 
 
 def read_checkpoint(folder: Path, device: torch.device) -> dict[str, Any]:
-    """Return the training state that `Trainer.save` wrote.
-
-    If the folder contains only a finished model, return only the averaged weights, which are the weights of the model.
-    """
+    """Return the checkpoint in a folder. Without a checkpoint, return only the weights of `model.safetensors`."""
     if not any(folder.glob("checkpoint.*")):
         return {"average": load_file(folder / "model.safetensors", device=str(device))}
     data = b"".join(path.read_bytes() for path in sorted(folder.glob("checkpoint.*")))
@@ -370,7 +366,7 @@ def balance(split: Split) -> torch.Tensor:
 
 
 def export(model: Moondream, path: Path) -> None:
-    """Write the weights of a model for inference, as float16 with the published names."""
+    """Write the weights of a model as float16 to a safetensors file, for inference."""
     save_file({f"model.{name}": t.half().contiguous().cpu() for name, t in model.state_dict().items()}, path)
 
 
