@@ -1,4 +1,4 @@
-"""Outlines of objects: conversion between SVG path data, polygons, masks and COCO run-length encoding.
+"""Segmentation outlines: conversion between SVG path data, polygons, masks and COCO run-length encoding.
 
 Path coordinates are fractions of the object's box. Polygon coordinates are fractions of the image.
 """
@@ -174,9 +174,9 @@ def _straightened(corners: Polygon) -> Polygon:
 
 
 def write_path(polygons: Sequence[Polygon], digits: int = 3) -> tuple[str, tuple[float, float, float, float]]:
-    """Convert polygons in fractions of the image to SVG path data in fractions of their bounding box.
+    """Convert polygons in normalized image coordinates to SVG path data and a bounding box.
 
-    Return the path data and the box (x1, y1, x2, y2).
+    Path coordinates are fractions of the bounding box (x1, y1, x2, y2).
     """
     if not polygons:
         return "", (0.0, 0.0, 0.0, 0.0)

@@ -56,7 +56,7 @@ class Box:
     predicted: bool = False
 
     def pixels(self, width: int, height: int) -> tuple[float, float, float, float]:
-        """Return the corners (x1, y1, x2, y2) in pixels of a `width` × `height` image."""
+        """Return the box corners (x1, y1, x2, y2) in pixels, for an image of `width` × `height` pixels."""
         return self.x1 * width, self.y1 * height, self.x2 * width, self.y2 * height
 
 
@@ -246,7 +246,7 @@ class Outline:
         return fill(self.polygons(), width, height)
 
     def to_record(self, width: int, height: int) -> Mapping[str, object]:
-        """Return the path, the box, the COCO run-length encoded mask, and, if `polygon` is True, the polygons."""
+        """Return the outline as values for JSON, with a COCO run-length encoded mask and optional polygons."""
         names = ("x_min", "y_min", "x_max", "y_max")
         record: dict[str, object] = {
             "label": self.label,
@@ -419,7 +419,7 @@ class ResultFuture(Future[Result]):
         super().add_done_callback(fn)
 
     def set_running_or_notify_cancel(self) -> bool:
-        """Mark the request as running. Return False if it was cancelled. Repeated calls have no effect."""
+        """Mark the request as running. Return False if the request was cancelled. Repeated calls have no effect."""
         with self._settling:
             if self._settled:
                 return not self.cancelled()

@@ -43,7 +43,7 @@ def _add_layernorm_kernel(
     EPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Process one row: add the partial sums of `delta` to x, and store the layer norm of the sum in `normed`.
+    """Add the partial sums of `delta` to one row of x, and store the layer norm of the sum in `normed`.
 
     If SCALED, the layer norm is quantized to FP8.
     """
@@ -160,7 +160,7 @@ def _quantize_rows_kernel(
     BLOCK_PRE_GELU: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """Quantize one row to FP8. It consists of PLAIN values, and PRE_GELU values to which GELU is applied first."""
+    """Quantize one row to FP8: PLAIN values, followed by the GELU of PRE_GELU values."""
     row = tl.program_id(0).to(tl.int64)
     at = out + row * (PLAIN + PRE_GELU)
     widest = 0.0
@@ -191,7 +191,7 @@ def _quantize_rows_kernel(
 def quantize_rows(
     plain: torch.Tensor | None, pre_gelu: torch.Tensor | None, first: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Concatenate `plain` and the GELU of `pre_gelu` in each row, and quantize the rows to e4m3.
+    """Concatenate the rows of `plain` and of GELU(`pre_gelu`), and quantize each row to FP8 (e4m3).
 
     Args:
         plain: (rows, n) or None. Rows may have any stride.
@@ -199,7 +199,7 @@ def quantize_rows(
         first: (k, n) rows that replace the first k rows of `plain`.
 
     Returns:
-        (rows, n + m) in e4m3, and the float32 scale (rows,) of each row.
+        (rows, n + m) e4m3 values, and one float32 scale per row (rows,).
     """
     given = plain if pre_gelu is None else pre_gelu
     assert given is not None

@@ -89,11 +89,11 @@ def _attend_kernel(
     BESIDE_N: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Compute the attention of one head of one row over one of SPLITS parts of the keys.
+    """Compute the attention of one head of one row over one of SPLITS parts of the keys (split-KV).
 
-    The program that ends last combines all parts. Additional programs after the last head apply GELU to BLOCK_F of the
-    row's PRE_GELU values, which belong to the MLP. Additional programs after the last split compute BESIDE_N outputs
-    each of a `Beside` GEMV with BESIDE inputs.
+    The program that ends last combines all parts. Two groups of extra programs do other work. Programs after the last
+    head apply GELU to BLOCK_F values of the row's MLP. Programs after the last split compute BESIDE_N outputs each of a
+    `Beside` GEMV with BESIDE inputs.
     """
     if PDL and EARLY:
         pdl_launch()
@@ -362,13 +362,13 @@ class PagedAttention:
         prefixes: torch.Tensor | None = None,
         temperature: Temperature | None = None,
     ) -> None:
-        """Store keys and values in the KV cache pages: first the rows of images, if any, then the rows of tokens.
+        """Store the keys and values of image rows (if any), then of token rows, in the pages of the KV cache.
 
         Args:
             heads: (rows, (n_heads + 2 n_kv_heads) · head_dim): `prefix_length` rows per image, then tokens. RoPE is
                 applied in place to the queries and keys of images.
-            positions: (at least the number of tokens,) int32.
-            owners: (at least the number of tokens,) int32 index into `tables`.
+            positions: (tokens or more,) int32 position of each token in its sequence.
+            owners: (tokens or more,) int32 row of `tables` for each token.
             tables: (sequences, pages) int32 page tables.
             cache: one layer of the cache, see `attend`.
             prefixes: (images, prefix pages) int32 page tables of the images, or None.

@@ -58,11 +58,11 @@ def _prompt_attention_kernel(
     BLOCK_F: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Attention kernel: one program computes one head of up to 16 adjacent rows of a sequence, over a part of the keys.
+    """Compute the attention of one head of up to 16 adjacent rows of a sequence, over one part of the keys (split-KV).
 
-    The keys are divided into SPLITS parts (split-KV). The program that ends last combines the parts. The program of the
-    first row computes all these rows; the programs of the other rows do nothing. Additional programs after the last
-    head apply GELU to BLOCK_F of the row's PRE_GELU values, which belong to the MLP.
+    The keys are divided into SPLITS parts. The program that ends last combines the parts. The program of the first row
+    computes all these rows; the programs of the other rows exit immediately. Extra programs after the last head apply
+    GELU to BLOCK_F of the row's PRE_GELU values, which belong to the MLP.
     """
     head = tl.program_id(0)
     split = tl.program_id(1)
@@ -154,9 +154,9 @@ def _prompt_attention_kernel(
 
 
 def counters(device: torch.device) -> torch.Tensor:
-    """Return int32 counters for `prompt_attention`, set to zero.
+    """Return int32 counters, set to zero, with which `prompt_attention` detects the program that ends last.
 
-    Each `prompt_attention` call resets them to zero. Calls must not overlap.
+    Each call of `prompt_attention` resets the counters. Calls must not overlap.
     """
     # Keys are split only while (rows / _ROWS_EACH) · heads · 2 is at most _PROGRAMS.
     return torch.zeros(_PROGRAMS * _ROWS_EACH // 2, dtype=torch.int32, device=device)

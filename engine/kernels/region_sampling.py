@@ -26,9 +26,9 @@ def _turns(value):
 def _summed(
     scores, bias, row, rows, first, WIDTH: tl.constexpr, BINS: tl.constexpr, SPLIT_K: tl.constexpr
 ) -> tl.tensor:
-    """Return the logits of BINS bins from index `first` on.
+    """Return the logits of BINS bins of one row, starting with the bin `first`.
 
-    They are the sums of the partial sums (SPLIT_K, rows, WIDTH) of a row, plus the bias.
+    Each logit is the bias plus the SPLIT_K partial sums in `scores` (SPLIT_K, rows, WIDTH).
     """
     i = first + tl.arange(0, BINS)
     score = tl.load(bias + i).to(tl.float32)
@@ -69,7 +69,7 @@ def _sample_kernel(
 ):
     """Sample the next value of one object, and compute the Fourier features of the value.
 
-    Three numbers are written to `sampled`. They depend on the row's phase:
+    The row's phase determines the three numbers that are written to `sampled`:
 
     - X_OR_EOS (x, or the end of the list): coordinate logit − end logit, x, x
     - Y: y, y, y
@@ -144,7 +144,7 @@ def _encode_kernel(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute BLOCK_N columns of the next input embeddings of BLOCK_M rows.
+    """Compute the input embeddings of the next step: BLOCK_N columns of BLOCK_M rows.
 
     The phase of each row selects the encoder for coordinates or for sizes.
     """

@@ -81,7 +81,7 @@ def _pass_kernel(
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Resize the middle axis of an image (outer, before, LINE) to AFTER. `total` is the number of output bytes."""
+    """Resize the second axis of an array (outer, before, LINE) to AFTER. `total` is the number of output bytes."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < total
     line = i % LINE
@@ -100,7 +100,7 @@ def _pass_kernel(
 def _first_pass_kernel(
     table, between, SIDE: tl.constexpr, FIELDS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Convert each image in the table to RGB, and resize it along its first axis into the intermediate buffer."""
+    """Convert the images in the resize table to RGB, and run the first of two resize passes."""
     table += tl.program_id(1) * FIELDS
     y = tl.load(table).to(tl.pointer_type(tl.uint8))
     u = tl.load(table + 1).to(tl.pointer_type(tl.uint8))
@@ -161,7 +161,7 @@ def _first_pass_kernel(
 def _second_pass_kernel(
     table, between, out, SIDE: tl.constexpr, FIELDS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Resize each image along its second axis, from the intermediate buffer to the output."""
+    """Run the second of two resize passes: from the intermediate buffer to the output."""
     table += tl.program_id(1) * FIELDS
     out += tl.load(table + 3) * (SIDE * SIDE * 3)
     between += 3 * tl.load(table + 4)

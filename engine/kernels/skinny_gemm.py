@@ -83,8 +83,7 @@ def _skinny_gemm_kernel(
 ):
     """Compute BLOCK_N outputs of all rows over one of SPLIT_K parts of the inputs. The product is transposed.
 
-    With LATE, the inputs were not written by the previous kernel. This kernel then waits for the previous kernel only
-    at its end.
+    If LATE, the previous kernel did not write the inputs, and this kernel waits for it only at the end.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)
@@ -123,7 +122,7 @@ def split_k_for(inputs: int, scaled: bool) -> int:
 
 
 def supports(outputs: int, inputs: int, split_k: int = 1) -> bool:
-    """Return whether the kernel supports weights (outputs, inputs) with this split-K factor."""
+    """Return whether `skinny_gemm` supports weights (outputs, inputs) with this split-K factor."""
     return outputs % 128 == 0 and inputs % (split_k * 256) == 0
 
 

@@ -31,7 +31,7 @@ def _temperature_kernel(
     BLOCK_M: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute the partial sums of TAU outputs of BLOCK_M rows over GROUP · CHUNK of INNER inputs."""
+    """Compute split-K partial sums of TAU outputs of BLOCK_M rows. The sums cover GROUP · CHUNK inputs."""
     part = tl.program_id(0)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     real, at = m < rows, m.to(tl.int64)

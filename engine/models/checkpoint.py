@@ -112,7 +112,7 @@ def decoded(held: Mapping[str, StoredTensor], path: Path) -> dict[str, StoredTen
 
 
 def _files(folder: Path) -> tuple[Path, list[Path]]:
-    """Return the weights or index file of a folder, and the list of all its weight files."""
+    """Return the weights file of a folder, or the index of its shards; and the list of all weights files."""
     path, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if path.is_file() or not index.is_file():
         return path, [path]
@@ -126,7 +126,7 @@ def _files(folder: Path) -> tuple[Path, list[Path]]:
 
 
 def _tied(held: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """If the output head and the embedding table are tied (stored once), add the tensor under the missing name."""
+    """Add the output head or the embedding table if the checkpoint stores only one of the two (tied weights)."""
     head, bias, table = "text.lm_head.weight", "text.lm_head.bias", "text.wte"
     if head not in held and table in held:
         held[head] = held[table]
@@ -157,7 +157,7 @@ def _unpacked(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTens
 
 
 def _scaled(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
-    """Replace FP8 experts by tensors that are dequantized with the scales in `moe_quant.{up, down}_scale`."""
+    """Attach the scales in `moe_quant.{up, down}_scale` to the FP8 expert weights, to dequantize them when read."""
     for name in [name for name in held if ".moe_quant." in name]:
         block, _, kind = name.partition(".moe_quant.")
         weight = f"{block.removesuffix('.mlp')}.mlp.{_EXPERTS.get(kind, kind)}"
@@ -197,12 +197,12 @@ def _dequantized(packed: StoredTensor, scale: StoredTensor, zero: StoredTensor, 
 
 
 def compare(wanted: Mapping[str, tuple[int, ...]], held: Mapping[str, StoredTensor], path: Path) -> None:
-    """Check that a checkpoint has exactly the tensors of a model.
+    """Check that the names and shapes of a checkpoint's tensors are those of a model.
 
     Args:
         wanted: name and shape of each tensor of the model, in order.
         held: tensors of the checkpoint.
-        path: file to name in error messages.
+        path: weights file or index that error messages name.
 
     Raises:
         CheckpointError: for the first tensor that is missing, unknown or has another shape.

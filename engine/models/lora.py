@@ -167,7 +167,7 @@ def _shapes(block: Block, part: str, rank: int, where: str, dimensions: int) -> 
 
 
 def _named(shape: tuple[int, ...], at: int) -> str:
-    """Format a tensor shape for an error message, with "rank" in place of dimension `at`."""
+    """Format a tensor shape for an error message. Dimension `at` is shown as "rank"."""
     names: list[object] = [*shape]
     names[at] = "rank"
     return f"({', '.join(map(str, names))})"
@@ -243,7 +243,7 @@ class AdapterBank:
         return AdaptedRows(self._layers, self._others(slots))
 
     def _others(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return a mask (rows, columns of the LoRA matrices A): False for the columns of the row's own adapter slot."""
+        """Return a mask (rows, columns of all adapters): False for the columns of the row's own LoRA adapter."""
         return self._column_slots != slots.unsqueeze(1)
 
 
@@ -344,7 +344,7 @@ class AdaptedRows:
         out.addmm_((x @ layer.a.t()).masked_fill_(self._others, 0.0), layer.b.t())
 
     def spread(self, count: int, length: int) -> AdaptedRows:
-        """Return the adapters of all rows, with the first `count` rows (images) repeated for `length` tokens each."""
+        """Return one LoRA adapter per token: repeat those of the first `count` rows (images) `length` times each."""
         images = self._others[:count].repeat_interleave(length, 0)
         return AdaptedRows(self._layers, torch.cat([images, self._others[count:]]))
 

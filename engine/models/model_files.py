@@ -61,9 +61,9 @@ def find(name: str) -> Path:
 
 
 def find_refiner(name: str) -> Path:
-    """Return the path of the file of an outline refiner, a network that improves segmentation outlines.
+    """Return the path of a mask refiner, a network that refines segmentation masks.
 
-    `name` is a path, or a Hugging Face Hub ID such as `moondream/SegHeadRefiner`. A file on the hub is downloaded on
+    `name` is a path, or a Hugging Face Hub ID such as `moondream/SegHeadRefiner`. A file on the Hub is downloaded on
     first use.
 
     Raises:

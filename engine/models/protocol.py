@@ -104,7 +104,7 @@ class PathTokens:
         object.__setattr__(self, "sets", (first, (self.eos, *self.commands), number, tuple(self.numbers)))
 
     def symbol(self, token: int) -> str | int | None:
-        """Return the SVG path symbol of a token ID: a command letter, '-', an integer, or None for any other token."""
+        """Return the SVG path element of a token ID: a command letter, '-', an integer, or None for any other token."""
         found = self.commands.get(token, self.numbers.get(token, "-" if token in self.minus else None))
         if found is None:
             text = self.decode(token).strip()
@@ -199,7 +199,7 @@ class Prompts(Protocol):
     def ref_values(self, skill: str, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
         """Return coordinates and sizes, from 0 to 1, that encode the reference points and boxes `refs`.
 
-        They replace token embeddings of the prompt, and are keyed by position in the prompt. Each value is
+        The values are keyed by the position in the prompt at which they replace the token embedding. Each value is
         (coordinate,) or (width, height).
         """
         ...
@@ -210,7 +210,7 @@ class Prompts(Protocol):
         ...
 
     def segment(self, label: str, refs: Sequence[Ref] = ()) -> list[int]:
-        """Return the token IDs of the prompt for an outline. `refs` are points and boxes that locate the object."""
+        """Return the token IDs of the segmentation prompt. `refs` are points and boxes that locate the object."""
         ...
 
     @property
@@ -221,7 +221,7 @@ class Prompts(Protocol):
     def gaze(self, eye: tuple[float, float]) -> tuple[list[int], dict[int, tuple[float, ...]]]:
         """Return the token IDs of the gaze prompt, and the eye's coordinates keyed by position in the prompt.
 
-        `eye` is the position (x, y) of an eye of the person who looks, as fractions of the image.
+        `eye` is (x, y), one eye of the person whose gaze is estimated, as fractions of the image's width and height.
         """
         ...
 
@@ -246,7 +246,7 @@ class CacheLayer(Protocol):
     """One layer of a KV cache, prepared to store new keys and values at fixed positions."""
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store new keys and values, each (rows, length, heads, head_dim)."""
+        """Store new keys and values in the KV cache. Both have the shape (rows, length, heads, head_dim)."""
         ...
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -391,7 +391,7 @@ class DraftingEncoder(Protocol):
 
 @runtime_checkable
 class DeepEncoder(Protocol):
-    """Vision encoder that can also return the features of an inner block, which an outline refiner needs."""
+    """Vision encoder that can also return the features of an inner block, which a mask refiner needs."""
 
     def two_depths(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the features after the block with index `block`, and the features after the last block.
@@ -404,7 +404,7 @@ class DeepEncoder(Protocol):
 
 
 class Refiner(Protocol):
-    """Network that refines the mask of a segmentation outline, using the features of a crop around the object.
+    """Network that refines a segmentation mask, using the features of a crop around the object.
 
     Attributes:
         early_block: index of the encoder block whose features are used in addition to the last features.
@@ -413,12 +413,12 @@ class Refiner(Protocol):
     early_block: int
 
     def __call__(self, early: torch.Tensor, last: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return the probability (crop size, crop size) float32 that each pixel belongs to the object.
+        """Return, for each pixel, the probability that it belongs to the object: (crop size, crop size) float32.
 
         Args:
             early: features of the early block for one crop, from `DeepEncoder.two_depths`.
             last: features of the whole encoder for the same crop.
-            mask: (crop size, crop size) float32, 1 inside the outline and 0 outside.
+            mask: (crop size, crop size) float32 coarse mask, 1 inside the object and 0 outside.
         """
         ...
 
@@ -466,11 +466,11 @@ class ReadableHeads(Protocol):
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Names of the supported normalizations of the hidden state. The first name is in use."""
+        """Names of the supported normalizations of the hidden states. The first name is the current normalization."""
         ...
 
     def read_as(self, name: str) -> None:
-        """Select the normalization of the hidden state, one of `readings`."""
+        """Select the normalization of the hidden states by its name in `readings`."""
         ...
 
 
@@ -526,8 +526,7 @@ class LoadedModel:
         classes: the only labels that the model detects, or None for an open vocabulary.
         synonyms: dictionary from a phrase to the classes that it stands for.
         family: one line that names the published model and its file format, or "".
-        load_refiner: function that reads an outline refiner from a file, or None if the architecture does not support
-            one.
+        load_refiner: function that reads a mask refiner from a file, or None if the architecture does not support one.
         look: function that returns the appearance descriptor (embedding) of an object, or None if unsupported.
     """
 

@@ -151,7 +151,7 @@ def round_to_fp8(model: Model) -> None:
 
 
 def _round(*layers: nn.Linear) -> None:
-    """Round linear layers to FP8 values in place. The layers of one call share one scale per output."""
+    """Round the weights of linear layers to FP8 values, in place. The layers share the scale of each output."""
     packed, scale = quantize(torch.cat([layer.weight for layer in layers], dim=1))
     parts = dequantize(packed, scale, layers[0].weight.dtype).split([layer.in_features for layer in layers], dim=1)
     for layer, part in zip(layers, parts, strict=True):

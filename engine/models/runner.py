@@ -41,7 +41,7 @@ class PagedCache(Protocol):
     prefix_pages: int
 
     def rows(self, table: torch.Tensor, length: int | None = None) -> Cache:
-        """Return a cache view of sequences, given the KV cache pages of each sequence.
+        """Return a view of the KV cache that contains only the given sequences.
 
         Args:
             table: (rows, pages) int64 page table. The pages of the image prefix come first.
@@ -66,7 +66,7 @@ class Runner:
         self._adapters: tuple[AdapterBank, torch.Tensor] | None = None
 
     def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> Runner:
-        """Return a runner that applies LoRA adapters in its next call.
+        """Return a runner that applies LoRA adapters to the rows of its next batch.
 
         Args:
             bank: LoRA adapters by slot.
@@ -94,8 +94,8 @@ class Runner:
             positions: (rows,) positions in the sequences, including the image prefix.
             owners: (rows,) index of each row's sequence in `tables`.
             tables: (sequences, pages) page tables.
-            together: whether several rows may belong to one sequence and attend to earlier rows. `Runner` ignores it:
-                it always supports such rows, because it stores all keys first.
+            together: whether several rows may belong to one sequence. A later row then also attends to the earlier
+                rows. `Runner` ignores this flag, because it stores all keys before attention.
 
         Returns:
             (rows, dim) hidden states.
@@ -105,7 +105,7 @@ class Runner:
     def _forward(
         self, first: int, x: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor, tables: torch.Tensor
     ) -> torch.Tensor:
-        """Compute `forward_tokens`. `first` is the batch index of the first row, to select LoRA adapters."""
+        """Run rows of a batch through the decoder. `first`, the batch index of the first row, selects LoRA adapters."""
         rows = self._cache.rows(tables[owners.long()].long())
         at = positions.long().unsqueeze(1)
         # The mask must be explicit: in a sequence without an image, attention is causal from the first position on.
@@ -224,7 +224,7 @@ def take_allowed(
     sampled: torch.Tensor,
     state: torch.Tensor,
 ) -> None:
-    """Sample the most likely token that a mask allows, for some text rows. Store the samples like `take_tokens`.
+    """For each of `rows`, sample the most likely allowed token. Store the samples like `take_tokens`.
 
     Args:
         text: the text decoder.
@@ -250,7 +250,9 @@ def take_coordinates(
     sampled: torch.Tensor,
     state: torch.Tensor,
 ) -> None:
-    """Sample a coordinate for each text row with a coordinate token. Store its embedding as the next input.
+    """Sample a coordinate for each text row that has sampled the coordinate token.
+
+    The embedding of the coordinate is the row's next input.
 
     Args:
         region: region heads of the model.
@@ -313,7 +315,10 @@ def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def gumbel(seed: torch.Tensor, step: torch.Tensor, vocab: int) -> torch.Tensor:
-    """Return standard Gumbel noise (rows, vocab) float64: a hash of `seed` (rows,), `step` (rows,) and the token ID."""
+    """Return standard Gumbel noise (rows, vocab) float64.
+
+    The noise depends only on `seed` (rows,), `step` (rows,) and the token ID.
+    """
     key = _mix(_mix(seed + _GOLDEN) + step * _GOLDEN).unsqueeze(1)
     bits = _mix(key + torch.arange(1, vocab + 1, device=seed.device) * _GOLDEN)
     uniform = ((bits >> 11 & (1 << 53) - 1).double() + 0.5) * 2.0**-53
@@ -350,7 +355,7 @@ def embed_fed(model: Model, kinds: torch.Tensor, values: torch.Tensor, others: t
 
 
 def seen_values(objects: torch.Tensor, which: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return decoder inputs for drafted answers, which list the detections of the vision encoder.
+    """Return decoder inputs for drafts that consist of detections of the vision encoder.
 
     Args:
         objects: (images, n, 5) float32 detections; see `DraftingEncoder.features_and_drafts`.

@@ -84,7 +84,7 @@ class CpuImageEncoder:
     def encode(self, slot: int, images: Sequence[ImageCrops]) -> None:
         """Encode images and write their tokens to `tokens`; see `ImageEncoder.encode`.
 
-        This method sets PyTorch's thread count, which also applies to the prefill that follows.
+        The call sets PyTorch's thread count for the encoder and for the prefill that follows.
         """
         if not images:
             return
@@ -107,7 +107,7 @@ class CpuImageEncoder:
         self._threads.took((time.perf_counter() - begun) / sum(len(image.pixels) for image in images))
 
     def close(self) -> None:
-        """Do nothing: this encoder has no resources to release."""
+        """Have no effect: a CPU encoder has no resources to release."""
 
 
 # ---- streams
@@ -141,7 +141,7 @@ class CpuStream:
         self._thread.start()
 
     def run(self, work: Callable[[], None]) -> None:
-        """Submit work. After an error, later work is skipped until the next event, which raises the error."""
+        """Submit work. After an error, work is skipped until the next event. Waiting for the event raises the error."""
         watcher = self._watcher
         self._work.put(work if watcher is None else _watched(work, watcher))
 
@@ -159,7 +159,7 @@ class CpuStream:
         return event
 
     def wait(self, event: Event) -> None:
-        """Delay later work until an event of another `CpuStream` has completed. An error of the event is passed on."""
+        """Delay later work until an event of another `CpuStream` completes. Skip later work if the event failed."""
 
         def wait() -> None:
             try:
@@ -170,11 +170,11 @@ class CpuStream:
         self._work.put(_always(wait))
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Set the watcher that measures all later work; see `Stream.watch`. The worker thread calls the watcher."""
+        """Measure all work that is submitted from now on; see `Stream.watch`. The worker thread calls the watcher."""
         self._watcher = watcher
 
     def settle(self, *, wait: bool = False) -> None:
-        """If `wait` is True, wait for all submitted work. The worker thread reports finished work to the watcher."""
+        """If `wait` is True, wait for all submitted work. The worker thread reports finished work by itself."""
         if wait and self._thread.is_alive():
             reached = threading.Event()
             self._work.put(_always(reached.set))
@@ -196,7 +196,7 @@ class CpuStream:
 
 
 def _always(work: Callable[[], None]) -> Callable[[], None]:
-    """Mark a function so that the stream runs it even if earlier work has failed."""
+    """Mark a function that the stream must run even after an error of earlier work."""
 
     def marked() -> None:
         work()

@@ -177,7 +177,7 @@ class _CudaTimer:
 
 
 def _reference(device: torch.device) -> tuple[torch.cuda.Event, float]:
-    """Record an event and return it with its time on the host clock. The device must be idle.
+    """Return a timing event and the host time of its completion in seconds. The device must be idle.
 
     The function measures several times and returns the most accurate measurement.
     """
@@ -195,7 +195,7 @@ def _reference(device: torch.device) -> tuple[torch.cuda.Event, float]:
 
 
 class CudaStream:
-    """CUDA stream as a `Stream`. The calling thread launches the work, so launch errors are raised in it."""
+    """`Stream` that launches work on a CUDA stream. Launch errors are raised in the calling thread."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
@@ -217,8 +217,8 @@ class CudaStream:
     def record(self, again: Event | None = None, reached: Callable[[], None] | None = None) -> Event:
         """Return an event that completes when all work submitted so far has run; see `Stream.record`.
 
-        The event `again` is reused because creating an event takes 2 µs. The callback `reached` is never called,
-        because polling is faster: a callback thread of the CUDA driver would first have to wait for the GIL.
+        The event `again` is reused, because creating an event takes 2 µs. The callback `reached` is never called.
+        Polling is faster, because a callback thread of the CUDA driver would have to wait for the GIL.
         """
         # A blocking event lets the host sleep until an interrupt.
         event = again if isinstance(again, torch.cuda.Event) else torch.cuda.Event(blocking=True)
@@ -231,7 +231,7 @@ class CudaStream:
         self.stream.wait_event(event)
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Set the watcher that measures all later work. None removes the watcher."""
+        """Measure all work that is submitted from now on with `watcher`. None stops the measurement."""
         self._timer = None if watcher is None else _CudaTimer(self.stream, watcher)
 
     def settle(self, *, wait: bool = False) -> None:

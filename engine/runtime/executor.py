@@ -4,10 +4,10 @@
     compute stream, decode    inputs → embeddings of the batch slots → blocks → samples → next embeddings
     copy stream               samples of a step slot to the host, after the event of their step
 
-The device stores the page table of each sequence, and, in the sequence's batch slot, the embedding of its last sample.
-A step can therefore launch before the host has read the samples of the previous step. All step slots share the device
-inputs, because the compute stream runs steps one after another. Each step slot has its own host buffers. `cpu_executor`
-and `cuda_executor` supply the streams, the runner (`models.runner`), the image encoder and the padded batch sizes.
+The device stores the page table of each sequence and the embedding of its last sample. A step can therefore launch
+before the host has read the samples of the previous step. All step slots share the device inputs, because the compute
+stream runs steps one after another. Each step slot has its own host buffers. `cpu_executor` and `cuda_executor` supply
+the streams, the runner (`models.runner`), the image encoder and the padded batch sizes.
 """
 
 from __future__ import annotations
@@ -163,9 +163,9 @@ class StepOutputs:
             self.host_scores[:count].copy_(self.scores[:count], non_blocking=True)
 
     def put_found(self, asked: Mapping[tuple[int, ...], int]) -> None:
-        """Replace the `FROM_IMAGE` placeholders in drafts by the detections of the vision encoder.
+        """Replace the `FROM_IMAGE` placeholders in drafts by detections of the vision encoder.
 
-        Call this method after the copy to the host.
+        Call this method after the outputs of the step have been copied to the host.
 
         Args:
             asked: detector class index, keyed by the token IDs of the prompt.
@@ -368,7 +368,7 @@ class Executor(Generic[PreparedT]):
         return ("decode", slot.number, rows, kind, adapted), work
 
     def _sent(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the batch slots that receive the embeddings of the samples, and the phases; both (rows,)."""
+        """Return the batch slot (rows,) that receives each row's next input embedding, and each row's phase (rows,)."""
         return self._steps.device["outs"][:rows], self._steps.device["phases"][:rows]
 
     def _decode_step(self, slot: StepOutputs, rows: int, kind: int, adapted: bool = False) -> None:
@@ -459,7 +459,7 @@ class Executor(Generic[PreparedT]):
         self._sample(slot, self._last[:rows], *self._sent(rows), kind)
 
     def _fed(self, x: torch.Tensor) -> torch.Tensor:
-        """Replace token embeddings (tokens, dim) of a prefill by coordinates and sizes from prompts and drafts."""
+        """Replace the embeddings x (tokens, dim) of prefill tokens that represent coordinates or sizes."""
         inputs, count = self._prefills.device, len(x)
         values = self._prefills.values[:count]
         if self._asked:
@@ -481,7 +481,7 @@ class Executor(Generic[PreparedT]):
         return x, self._prefills.device["prefixes"][:n]
 
     def _adapted(self, slots: torch.Tensor) -> Runner:
-        """Return a runner that applies the LoRA adapters in `slots` (rows,) in its next call."""
+        """Return a runner that applies the LoRA adapters in `slots` (rows,) to the rows of its next batch."""
         return self._runner.with_adapters(self._adapter_bank(), slots)
 
     def _adapter_bank(self) -> AdapterBank:
@@ -502,7 +502,7 @@ def part_of(image: Pixels, window: Window) -> Pixels:
 
 
 def _kind_of(step: Step[Any]) -> int:
-    """Return bit flags that say what a step samples (coordinates, sizes, text) and whether it has drafts."""
+    """Return bit flags for the values that a step samples (coordinates, sizes, text) and for drafts."""
     kind = DRAFTED if step.drafted else 0
     for row in step.sequences:
         kind |= _KINDS[row.phase]
@@ -510,10 +510,10 @@ def _kind_of(step: Step[Any]) -> int:
 
 
 def _sampled_by(rows: int, kind: int) -> int:
-    """Return the bit flags that select the CUDA graph for a step with `rows` rows.
+    """Return the bit flags of the CUDA graph for a step with `rows` rows.
 
-    To limit the number of graphs, coordinates and sizes normally use the same graph. Only steps with a single row and
-    no draft use separate graphs.
+    To limit the number of graphs, coordinates and sizes share one graph. Only steps with a single row and no draft have
+    separate graphs for coordinates and for sizes.
     """
     objects = OBJECTS if rows > 1 or kind & DRAFTED else kind & OBJECTS
     return kind & (TEXT | DRAFTED) | (objects if kind & (OBJECTS | DRAFTED) else 0)

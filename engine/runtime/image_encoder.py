@@ -92,7 +92,8 @@ class CudaImageEncoder:
     def prepare(self, image: Pixels, window: Window | None = None) -> PreparedImage:
         """Copy an image to pinned memory, so that all images of a prefill are uploaded together.
 
-        Exceptions: an image with tiles, and any image while the device is idle, is uploaded immediately.
+        Images with tiles, and images that arrive while the device is idle, are uploaded immediately. Single-crop frames
+        on the device are not copied.
 
         The call does not wait for the device. Afterwards the caller may overwrite an image in host memory, but not an
         image in device memory.

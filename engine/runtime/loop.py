@@ -56,7 +56,7 @@ class Flight(Generic[ImageT]):
 
 
 class StepLoop(Generic[ImageT]):
-    """Runs the engine's requests to completion in its own thread. `submit` and `cancel` are thread-safe.
+    """Runs the engine's requests in its own thread. `submit` and `cancel` are thread-safe.
 
     Args:
         executor: runs the batch steps.
@@ -67,7 +67,7 @@ class StepLoop(Generic[ImageT]):
 
     Attributes:
         monitor: counters and trace.
-        flights: steps in progress, oldest first.
+        flights: launched steps, oldest first.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class StepLoop(Generic[ImageT]):
         return self._scheduler.resources.pages_total
 
     def require_open(self) -> None:
-        """Check that the engine accepts requests.
+        """Raise an error if the engine is closed.
 
         Raises:
             EngineClosedError: if the step loop was stopped or has failed.
@@ -134,9 +134,8 @@ class StepLoop(Generic[ImageT]):
     def submit(self, request: Request[ImageT], stream: Hashable = None) -> None:
         """Queue a request. The thread of the step loop calls `request.done` with the outcome.
 
-        If a newer frame of the stream supersedes the queued request, the request's image is freed immediately, even
-        while the loop is busy. This limits memory on a CPU, where several frames of a camera can arrive during one
-        step.
+        A newer frame of a stream supersedes a queued frame, and the older image is freed immediately. This limits
+        memory on a CPU, where several frames of a camera can arrive during one step.
 
         Raises:
             EngineClosedError: if the step loop was stopped or has failed.
@@ -167,7 +166,7 @@ class StepLoop(Generic[ImageT]):
                 self._post(lambda: admission.configure(stream, settings))
 
     def release_prefix(self, kept: KeptPrefix) -> None:
-        """Release the KV cache pages of an encoded image. The call has no effect after the step loop has ended."""
+        """Release the KV cache pages of an encoded image. After the step loop has ended, the call has no effect."""
         with suppress(EngineClosedError):
             self._post(lambda: self._scheduler.release_prefix(kept))
 
@@ -232,12 +231,12 @@ class StepLoop(Generic[ImageT]):
             self._wake.notify()
 
     def _ring(self) -> None:
-        """Wake the step loop because the samples of a step are ready."""
+        """Notify the step loop that the samples of a step are ready."""
         with self._wake:
             self._wake.notify()
 
     def _deliver(self, made: Sequence[Prepared[ImageT]]) -> None:
-        """Queue prepared images for the step loop, even while the loop is closing."""
+        """Queue prepared images for the step loop. Images are accepted even after a request to close the loop."""
         at = self._clock()  # take the time here, because the loop may run the action later
         with self._wake:
             self._put(lambda: self._take_prepared(made, at))
@@ -265,9 +264,9 @@ class StepLoop(Generic[ImageT]):
         self._scheduler.cancel_all(error)
 
     def tick(self) -> None:
-        """Run one iteration: launch the next batch step if a slot is free.
+        """Run one iteration of the step loop: launch the next batch step if a step slot is free.
 
-        Otherwise wait for the oldest step, and add its samples to the answers (commit).
+        If no other step can be launched, wait for the oldest step and add its samples to the answers (commit).
         """
         with self.monitor.span("schedule"):
             now = self._clock()
@@ -293,13 +292,13 @@ class StepLoop(Generic[ImageT]):
         self.monitor.sample(self._scheduler, (flight.step for flight in self.flights))
 
     def _plan(self, now: float) -> tuple[Step[ImageT] | None, float, float]:
-        """Choose the next batch step. If no step can be launched, also determine how long to wait.
+        """Choose the next batch step and, if no step can be launched, the time to wait.
 
         While a prefill runs, the images of the next prefill are admitted shortly before its end; see `AdmissionLead`.
 
         Returns:
-            The next step or None, the time in seconds at which the wait ends, and a number of actions: the wait ends
-            earlier when other threads have queued that many actions.
+            The next step or None; the time in seconds at which to stop waiting; and the number of queued actions at
+            which to stop waiting earlier.
         """
         scheduler, free = self._scheduler, self.slots.can_launch
         step = scheduler.next_step() if free else None
@@ -359,10 +358,9 @@ class StepLoop(Generic[ImageT]):
         return True
 
     def _wait(self, until: float, wanted: float) -> None:
-        """Wait until the oldest step has run, other threads have queued `wanted` actions, or the time is `until`.
+        """Wait until the oldest step has run, `wanted` actions are queued, or the clock reaches `until`.
 
-        The step loop waits only in this method. If the device supports no callbacks, the method polls the device while
-        it also waits for actions or a deadline.
+        The step loop waits only in this method. If the device does not support callbacks, the method polls the device.
         """
         slot = self.flights[0].slot if self.flights else None
         if slot is not None and until == wanted == math.inf:
@@ -417,10 +415,10 @@ class StepLoop(Generic[ImageT]):
             self._scheduler.commit(step, sampled)
 
     def _take_prepared(self, made: Sequence[Prepared[ImageT]], at: float) -> None:
-        """Store the prepared (cropped) images of prefill windows, or end their requests with an error.
+        """Store prepared images (split into crops), and end the requests for which preparation failed.
 
         Args:
-            made: prefill windows with their prepared images or errors.
+            made: prefill windows (images and tiles), each with its crops or an error.
             at: time in seconds at which they were prepared.
         """
         for window, image, error in made:
@@ -460,9 +458,9 @@ class Preparer:
         self._most, self._threads = n_threads, list[threading.Thread]()
 
     def put(self, windows: list[PrefillWindow[Any]]) -> None:
-        """Queue the images and tiles of one request to be split into crops.
+        """Queue the image and tiles of one request to be split into crops.
 
-        Always call this method from the same thread.
+        All calls must come from the same thread.
         """
         for _ in windows:
             if len(self._threads) < self._most:
@@ -473,7 +471,7 @@ class Preparer:
         self._windows.put(windows)
 
     def close(self) -> None:
-        """Prepare all queued images, then end the threads and wait for them."""
+        """Split all queued images into crops, then end the threads and wait for them."""
         for _ in self._threads:
             self._windows.put(None)
         for thread in self._threads:
@@ -492,7 +490,7 @@ class Preparer:
             del windows  # otherwise the images would stay alive until the next windows arrive
 
     def _own_part(self, windows: list[PrefillWindow[Any]]) -> list[PrefillWindow[Any]]:
-        """Return the images and tiles that the calling thread crops. Queue the others for any thread."""
+        """Return the images and tiles for the calling thread to crop. Queue all others for any thread."""
         on_device = windows[0].request.on_device
         if len(windows) == 1 or on_device is None or on_device():
             return windows
@@ -502,7 +500,7 @@ class Preparer:
 
 
 def _prepared(window: PrefillWindow[Any]) -> Prepared[Any] | None:
-    """Split an image or tile into crops for the vision encoder. Return None if the request has ended."""
+    """Split an image or tile into crops. Return the crops or the error; None if the request has ended."""
     prepare = window.prepare
     if prepare is None:
         return None

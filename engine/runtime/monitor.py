@@ -134,8 +134,8 @@ class StepPart:
         step: number of the step.
         kind: prefill or decode.
         sequences: number of sequences in the batch.
-        rests: number of idle periods of the engine before this part. If two consecutive parts have the same number, the
-            time between them is a bubble: the device was idle although the engine had requests.
+        rests: number of idle periods of the engine before this part. Idle time of the device between two parts with the
+            same number is a bubble: the engine had requests.
         drafted: number of draft values.
     """
 
@@ -148,7 +148,7 @@ class StepPart:
 
     @property
     def args(self) -> Mapping[str, object]:
-        """Attributes that a trace shows for the step part: number and kind of the step, rows, and draft values."""
+        """Labels of the step part in a trace: step number, step kind, number of rows, and number of draft values."""
         drafted = {"drafted": self.drafted} if self.drafted else {}
         return {"step": self.step, "kind": self.kind, "rows": self.sequences, **drafted}
 
@@ -169,11 +169,11 @@ class Track:
         self._rests = -1
 
     def about(self) -> StepPart:
-        """Return the part of the batch step that is being launched, such as its sampling."""
+        """Return the part of the batch step that is being launched, such as the sampling."""
         return self._monitor.doing
 
     def ran(self, about: StepPart, start: float, end: float) -> None:
-        """Record that a step part ran from `start` to `end`, in seconds of the host clock."""
+        """Record that a part of a batch step ran from `start` to `end`, in seconds of the host clock."""
         if about.rests == self._rests:
             self.bubble_s += max(0.0, start - self._until)
         self.busy_s += end - start
@@ -209,7 +209,7 @@ class Monitor:
         self._watching = False
 
     def attach(self, streams: Mapping[str, Stream]) -> None:
-        """Set the executor's streams to measure, by name: 'compute' and 'copy'.
+        """Set the streams to measure, keyed by name: 'compute' and 'copy'.
 
         Timing each launch on a GPU is expensive. The compute stream is therefore timed only after the first call of
         `counters`, and other streams only while a trace is recorded.
@@ -279,7 +279,7 @@ class Monitor:
         return _NOTHING if self.trace is None else _host_span(self.trace, name, {} if doing is None else doing.args)
 
     def sample(self, scheduler: Scheduler[Any], flying: Iterable[Step[Any]]) -> None:
-        """Record the queue lengths and the steps in progress (`flying`) as counter values of the trace."""
+        """Record counters in the trace: waiting images, free pages, and sequences in flight (in the steps `flying`)."""
         if self.trace is not None:
             self.trace.count("sequences in flight", sum(len(step.sequences) for step in flying))
             self.trace.count("images waiting", scheduler.waiting)

@@ -74,13 +74,13 @@ class RefineThread:
         done(result)
 
     def stop(self) -> None:
-        """Request the end of the thread after all queued results, without waiting for it."""
+        """Stop the thread after all queued results have been refined. Returns without waiting."""
         with self._lock:
             self._over = True
             self._queue.put(None)
 
     def close(self) -> None:
-        """Stop the refiner thread after all queued results, and wait for it."""
+        """Stop the thread after all queued results have been refined, and wait for it."""
         self.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -143,7 +143,7 @@ def refined(result: Result, image: NDArray[np.uint8], better: Callable[[NDArray[
     Args:
         result: result of the image.
         image: (height, width, 3) uint8 RGB.
-        better: function that refines a mask: (crop (height, width, 3), coarse mask (height, width)) → refined mask.
+        better: function that refines a mask. Its arguments are a crop (height, width, 3) and its mask (height, width).
     """
     parts = tuple(
         _redrawn(one, image, better) if isinstance(one, Outline) else one for one in result.extras.get(Outline.key, ())

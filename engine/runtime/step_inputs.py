@@ -71,7 +71,10 @@ class StepInputs:
         return self._whole[slot].copy()
 
     def reset(self, slot: int, whole: NDArray[np.int32]) -> None:
-        """Restore all input arrays of a step slot with one copy, because each NumPy copy may release the GIL."""
+        """Restore all input arrays of a step slot from the array `whole`, which `copy_of` returned.
+
+        Only one NumPy copy is used, because each copy may release the GIL.
+        """
         self._whole[slot][:] = whole
 
     def send(self, slot: int) -> None:
@@ -79,7 +82,7 @@ class StepInputs:
         self._device.copy_(self._pinned[slot], non_blocking=True)
 
     def fetch(self, slot: int) -> None:
-        """Upload the input arrays of a step slot with a kernel that a CUDA graph can contain, instead of `send`."""
+        """Upload the input arrays of a step slot with a kernel, which a CUDA graph can capture."""
         if self._kernels:
             from saccade.engine.kernels.common import fetch
 
@@ -88,7 +91,7 @@ class StepInputs:
             self.send(slot)
 
     def feed(self, slot: int, values: Mapping[int, FedValue]) -> None:
-        """Write decoder inputs to the host arrays `kinds` and `values`, at their row or token index.
+        """Write decoder inputs to the host arrays of a step slot, at their row or token index.
 
         See `runner.embed_fed`.
         """
@@ -282,7 +285,7 @@ class PrefillInputs(StepInputs):
         return tokens
 
     def _ask(self, slot: int, firsts: Sequence[int], drafted: Sequence[tuple[int, Rows]]) -> None:
-        """Write which detection of the vision encoder replaces each `FROM_IMAGE` draft value.
+        """Write the index of the detection that replaces each `FROM_IMAGE` placeholder in a draft.
 
         Args:
             slot: index of the step slot.
@@ -312,7 +315,7 @@ def _counted(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np
 
 @functools.cache
 def _parts(phases: tuple[Phase, ...], count: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return what each of the first `count` decoder inputs of an object list encodes.
+    """Return the meaning of each of the first `count` decoder inputs of an object list.
 
     Args:
         phases: values of one object in order of generation, such as x, y and size.
@@ -328,7 +331,7 @@ def _parts(phases: tuple[Phase, ...], count: int) -> tuple[NDArray[np.int32], ND
 
 
 def _fed(numbers: tuple[float, ...]) -> FedValue:
-    """Convert a prompt value to a decoder input. One number is a coordinate, two numbers are a width and height."""
+    """Convert a coordinate (one number) or a width and height (two numbers) to a decoder input."""
     return (Phase.Y, numbers[0], 0.0) if len(numbers) == 1 else (Phase.SIZE, numbers[0], numbers[1])
 
 
@@ -337,7 +340,7 @@ def _fed(numbers: tuple[float, ...]) -> FedValue:
 
 @dataclass(slots=True, frozen=True)
 class AllowedTokens:
-    """Rows whose tokens are sampled greedily among the tokens that a mask allows. The masks are cached on the device.
+    """Rows that sample greedily, but only among the tokens that a mask allows. The device caches the masks.
 
     For each `count`, the tensors have fixed addresses, as CUDA graphs require.
 
@@ -356,7 +359,7 @@ class AllowedTokens:
 
 @dataclass(slots=True, frozen=True)
 class TokenSampler:
-    """Samples the rows of a step that need more than greedy sampling. Use it on the compute stream.
+    """Samples the rows of a step that have a temperature above 0 or a token rule, such as allowed tokens.
 
     Attributes:
         rows: (n,) int64 indices of these rows in the step.
@@ -460,7 +463,7 @@ class SamplingInputs:
         return AllowedTokens(count, numbers, which, self._kept)
 
     def _mask_of(self, rule: TokenRule, copy: Stream) -> int | None:
-        """Return the index of the mask of a rule's allowed tokens in the mask cache on the device.
+        """Return the index of a rule's mask of allowed tokens in the device's mask cache.
 
         If the cache does not contain the mask, upload it. Return None if the cache is full.
         """
@@ -507,7 +510,7 @@ class _PinnedBuffer:
 
 
 def _is_special(row: ScheduledSequence[Any]) -> bool:
-    """Return whether a row needs more than greedy sampling over all tokens."""
+    """Return whether a row has a token rule (such as allowed tokens) or a temperature above 0."""
     if row.phase not in TEXT_PHASES:
         return False
     rule = row.rule
@@ -516,7 +519,7 @@ def _is_special(row: ScheduledSequence[Any]) -> bool:
 
 
 def with_scores(sampled: torch.Tensor, scores: torch.Tensor, step: Step[Any]) -> list[Sampled]:
-    """Return the samples of each row, followed by the log probabilities that the row requested.
+    """Return the sampled values of each row, followed by the log probabilities that the row requested.
 
     Args:
         sampled: (rows or more, 3) samples on the host.

@@ -30,16 +30,16 @@ class Watcher(Protocol):
     """Interface of an object that measures the work of a `Stream`: the stream reports each piece of finished work."""
 
     def about(self) -> Any:
-        """Return a description of the work that is being submitted. The stream passes it to `ran` later.
+        """Return a label of the work that is being submitted. The stream later passes the label to `ran`.
 
         The submitting thread calls this method.
         """
         ...
 
     def ran(self, about: Any, start: float, end: float) -> None:
-        """Record that work ran from `start` to `end`, in seconds of `time.perf_counter`.
+        """Record that work was executed from `start` to `end`, in seconds of `time.perf_counter`.
 
-        A stream calls this method in the order in which its work ran.
+        A stream calls this method in the order in which its work was executed.
         """
         ...
 
@@ -70,7 +70,7 @@ class Stream(Protocol):
         ...
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Set the watcher that measures all later work. None removes the watcher."""
+        """Measure all work that is submitted from now on with `watcher`. None stops the measurement."""
         ...
 
     def settle(self, *, wait: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Image uploads to CUDA.
+"""Image uploads to the GPU.
 
 Images with a single crop are uploaded in batches (`CudaUploads`), images with tiles one by one (`TiledUploads`).
 
@@ -7,8 +7,8 @@ Images with a single crop are uploaded in batches (`CudaUploads`), images with t
     submitting thread                  pixels → pinned memory, except for frames decoded on the GPU
     upload stream, at the launch       pinned memory → device → crops
 
-With a small model, many separate uploads would hold the GIL for too long. One CUDA graph resizes all images of a
-prefill. The images may have different sizes and formats.
+Joint uploads hold the GIL for less time. One CUDA graph resizes all images of a prefill. The images may have different
+sizes and formats.
 
 `TiledUploads` copies an image in pieces, with helper threads, and splits it into crops with a CUDA graph:
 
@@ -113,7 +113,7 @@ class PinnedMemory:
         return PinnedPart(start, start + count, self._dropped)
 
     def tensor(self, start: int, end: int) -> torch.Tensor:
-        """Return a tensor view of the bytes from `start` to `end` of the buffer."""
+        """Return a tensor view of the buffer's bytes from `start` to `end` (exclusive)."""
         return self._memory[start:end]
 
     def array(self, part: PinnedPart, *shape: int) -> NDArray[np.uint8]:
@@ -131,7 +131,7 @@ class StagedImage:
     Attributes:
         place: range of pinned memory with the pixels; or, for a frame on the device, its luma plane.
         planes: offsets of luma, u and v, or of red, green and blue, in bytes from the start of `place`.
-        layout: fields 5 to 15 of the image's row in the resize kernel's table; see `kernels.resize.FIELDS`.
+        layout: fields 5 to 15 of the image's row in the resize table; see `kernels.resize.FIELDS`.
         scaling: filter weights to resize the image.
         chroma: the u and v planes, if the frame is on the device.
     """
@@ -220,7 +220,7 @@ class CudaUploads:
         return StagedImage(part, (0, luma, luma + luma // 4), layout, scaling)
 
     def stage_part(self, image: YuvImage, window: Window) -> StagedImage:
-        """Return a part of a frame on the device as a staged image, without copying. Edges are made even."""
+        """Return a region of a frame on the device as a staged image, without copying. Edges lie at even pixels."""
         x, y, width, height = window.x & ~1, window.y & ~1, max(2, window.width & ~1), max(2, window.height & ~1)
         luma, u, v = image.y, image.u, image.v
         row, at = luma.stride(0), luma.data_ptr()
@@ -278,7 +278,7 @@ class CudaUploads:
             self._resize(slot, self._between[slot])
 
     def _upload(self, parts: list[PinnedPart]) -> dict[PinnedPart, int]:
-        """Copy ranges of pinned memory to the device, and return their device addresses."""
+        """Copy the pixels in ranges of pinned memory to the device. Return the device address of each range."""
         addresses = dict[PinnedPart, int]()
         if not parts:
             return addresses
@@ -299,7 +299,7 @@ class CudaUploads:
         return addresses
 
     def _resize(self, slot: int, between: torch.Tensor) -> None:
-        """Resize the images that are listed in the resize table of a step slot to crops."""
+        """Resize the images of a step slot to crops. The slot's resize table contains their addresses."""
         from saccade.engine.kernels.common import fetch
         from saccade.engine.kernels.resize import resize_all
 
@@ -307,7 +307,7 @@ class CudaUploads:
         resize_all(self._table_there[slot], between, self.crops[slot])
 
     def _prepare(self) -> tuple[list[Callable[[], None]], list[torch.Tensor]]:
-        """Return one resize function per step slot, to be captured as a CUDA graph; see `GraphsByKind.capture`."""
+        """Return one function per step slot that resizes the slot's images, to be captured as a CUDA graph."""
         self._resize(0, self._between[0])  # compiles the kernels; the table has no images yet
         return [partial(self._resize, slot, between) for slot, between in enumerate(self._between)], []
 
@@ -398,7 +398,7 @@ class TiledUploads:
 
     @property
     def all_free(self) -> bool:
-        """Whether all upload buffers are free."""
+        """Whether all buffers for tiled images are free."""
         return len(self._free) == _PLACES
 
     def send(self, image: Pixels, tiling: Tiling) -> TiledImage | None:
@@ -427,11 +427,11 @@ class TiledUploads:
         return TiledImage(place.crops[: crop_count(tiling)], tiling, place.ready, lease)
 
     def close(self) -> None:
-        """End the helper threads of the uploads."""
+        """End the helper threads that copy images."""
         self._helpers.shutdown()
 
     def _copy(self, place: _Place, pieces: list[Piece]) -> None:
-        """Copy and upload pieces of an image on the current CUDA stream, together with idle helper threads.
+        """Copy and upload pieces of an image on the current CUDA stream. Idle helper threads upload some of the pieces.
 
         Raises:
             BaseException: any error of a thread. It is raised after all threads have stopped.
@@ -463,9 +463,9 @@ class TiledUploads:
             return self._graphs.capture(kind, name, partial(self._prepare, kind))
 
     def _prepare(self, kind: _TiledKind) -> tuple[list[Callable[[], object]], list[torch.Tensor]]:
-        """Return the functions to capture as CUDA graphs, one per buffer, and the tensors that the functions read.
+        """Return one function per buffer that splits an image into crops, and the tensors that the functions read.
 
-        See `GraphsByKind.capture`. The first call allocates the buffers.
+        The functions are captured as CUDA graphs; see `GraphsByKind.capture`. The first call allocates the buffers.
         """
         if not self._places:
             with torch.inference_mode(False):  # helper threads, which are not in inference mode, write to the tensors

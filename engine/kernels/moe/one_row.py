@@ -1,12 +1,12 @@
-"""Kernels for one row through a decoder block with experts.
+"""Kernels that run one row (token) through a decoder block with a mixture of experts.
 
-They are GEMVs without tensor cores, so the row is not padded.
+The kernels compute matrix-vector products (GEMV) without tensor cores, which would require padding of the row.
 
-`row_into` computes everything that depends on the layer norm of the row: QKV heads, temperature products, and router or
-dense MLP. The temperature products are partial sums for the attention temperature. The attention kernel adds them. The
-router program that ends last chooses the experts. `add_experts` computes these experts with two kernels, for fc1
-and fc2. Additional programs of the fc1 kernel compute the output projection of attention. The fc2 kernel adds all
-results to the residual. Each kernel loads its weights before it waits for the previous kernel, see `kernels.gemv`.
+`row_into` computes the layer norm of the row. From the norm it computes the QKV heads, partial sums for the attention
+temperature, and the router or the dense MLP. The router program that ends last selects the experts. `add_experts`
+computes the selected experts with two kernels, one per linear layer (fc1, fc2). The fc1 kernel also computes the output
+projection of attention. The fc2 kernel adds all results to the residual. Each kernel loads its weights before it waits
+for the previous kernel; see `kernels.gemv`.
 
 FP8 weights are multiplied in float16, two at a time, because float32 would need 2.5 instructions per weight. Groups of
 four products are added in float16, and the groups in float32. `shrunk` scales the inputs down, so that each product
@@ -38,7 +38,7 @@ def limited(x) -> tl.tensor:
 
 @triton.jit
 def shrunk(x) -> tl.tensor:
-    """Divide the inputs of FP8 weights by GROW, and return float16. The error of small inputs is at most 2^-16."""
+    """Return the inputs of FP8 weights in float16, divided by GROW to prevent overflow of their products."""
     if x.dtype == tl.float16:
         return x * (1.0 / GROW)
     else:
@@ -47,7 +47,7 @@ def shrunk(x) -> tl.tensor:
 
 @triton.jit
 def tiles(at, STEP: tl.constexpr) -> tl.tuple:
-    """Return a tuple of tiles, loaded from the pointers `at`, `at` + STEP, `at` + 2 · STEP and so on."""
+    """Return a tuple of PARTS blocks, loaded from the pointers `at`, `at` + STEP, `at` + 2 · STEP and so on."""
     loaded = ()
     for part in tl.static_range(PARTS):
         loaded += (tl.load(at + part * STEP),)  # type: ignore[assignment]
@@ -58,11 +58,11 @@ def tiles(at, STEP: tl.constexpr) -> tl.tuple:
 def sum_products(weights, inputs, SCALED: tl.constexpr) -> tl.tensor:
     """Return the float32 dot products of weight tiles and inputs.
 
-    If SCALED, the caller must multiply them by the weight scales and GROW.
+    If SCALED, the caller must multiply the dot products by the weight scales and by GROW.
 
     Args:
         weights: tiles of weights.
-        inputs: input values of each weight tile, one vector per tile. If SCALED, they come from `shrunk`.
+        inputs: one vector of input values per weight tile. If SCALED, `shrunk` has divided the vectors by GROW.
         SCALED: whether the weights are FP8.
     """
     kind: tl.constexpr = tl.float16 if SCALED else tl.float32
@@ -92,7 +92,7 @@ class IntoShape(NamedTuple):
 
 @triton.jit
 def _normed(x, gain, shift, STEP: tl.constexpr, EPS: tl.constexpr):
-    """Return the layer norm of the row in float32 as a tuple of PARTS vectors, like `gain` and `shift`."""
+    """Return the layer norm of the row x in float32, split into a tuple of PARTS vectors."""
     k = tl.arange(0, STEP)
     values = ()
     total = tl.zeros((STEP,), tl.float32)
@@ -158,10 +158,10 @@ def _row_into_kernel(
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute the router logits of BLOCK_E experts in the first programs, and BLOCK_N outputs in each other program.
+    """Kernel of `row_into`. The first programs compute BLOCK_E router logits each, the others BLOCK_N outputs each.
 
-    The first HEADS outputs are stored unchanged, together with their partial sums of TAU temperature products. GELU is
-    applied to the other outputs.
+    The first HEADS outputs are the QKV heads. They also contribute to TAU partial sums for the attention temperature.
+    GELU is applied to all other outputs, which belong to the MLP.
     """
     program = tl.program_id(0)
     routers: tl.constexpr = EXPERTS // BLOCK_E
@@ -237,10 +237,10 @@ def row_into(
     *,
     pdl: bool,
 ) -> None:
-    """Compute everything in a decoder block that depends on the layer norm of a row.
+    """Compute the first matrix products of a decoder block from the layer norm of one row.
 
-    The outputs are the QKV heads and the dot products for the attention temperature. With a router, the kernel also
-    selects the experts. Without a router, it also computes the hidden activations of the dense MLP.
+    The outputs are the QKV heads and partial sums for the attention temperature. With a router, the kernel also selects
+    the experts. Without a router, the kernel also computes the hidden activations of the dense MLP.
 
     Args:
         x: (1, dim).
@@ -299,10 +299,7 @@ def row_into(
 
 
 class Shape(NamedTuple):
-    """Tile sizes of the kernels of `add_experts`.
-
-    Fields: hidden values per program of fc1, warps per program of fc1, and outputs per program of fc2.
-    """
+    """Launch parameters of the two kernels of `add_experts`: outputs per program and warps per program."""
 
     fc1_n: int
     fc1_warps: int
@@ -311,11 +308,10 @@ class Shape(NamedTuple):
 
 
 class Chosen:
-    """The experts that the router has chosen for one row in one layer, and their logits.
+    """Experts that the router has selected for one row in one layer, and the router's logits.
 
-    Each layer has separate buffers on separate cache lines. With programmatic dependent launch, the L1 cache may return
-    stale data for addresses that an earlier kernel of the step has read. Reads that bypass the L1 cache would be too
-    slow: 100 µs for hundreds of programs.
+    Each layer has separate buffers on separate cache lines. With programmatic dependent launch, the L1 cache could
+    otherwise return stale data for addresses that an earlier kernel of the step has read.
 
     Args:
         logits: float32 (1, experts), owned by this layer.
@@ -364,9 +360,9 @@ def _fc1_kernel(
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute BLOCK_N hidden values gelu(h) · (g + 1) of one expert; h and g are the halves of the fc1 output.
+    """Compute BLOCK_N hidden values of one expert: gelu(h) · (g + 1). h and g are the halves of the fc1 output.
 
-    The last programs compute the output projection of attention.
+    The last programs do not compute hidden values, but the output projection of attention.
     """
     program = tl.program_id(0)
     slot = program // (INNER // BLOCK_N)
@@ -433,7 +429,7 @@ def _fc2_kernel(
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Add BLOCK_N outputs to the residual: the weighted results of all experts, and the attention projection."""
+    """Add BLOCK_N values to the residual: the weighted outputs of the experts plus the projected attention output."""
     if PDL:
         pdl_launch()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -473,12 +469,12 @@ def add_experts(
     *,
     pdl: bool,
 ) -> None:
-    """Add the outputs of the chosen experts and of attention to the residual of a row, in place.
+    """Add the outputs of the selected experts and of attention to the residual of a row, in place.
 
     Args:
-        chosen: the chosen experts.
-        fc1: (experts, 2 · width, dim), in the dtype of the row or float8_e4m3fn. The half for h comes first, then the
-            half for g; a hidden value is gelu(h) · (g + 1).
+        chosen: the selected experts.
+        fc1: (experts, 2 · width, dim), in the dtype of the row or float8_e4m3fn. The first `width` rows of an expert
+            compute h, the others g. A hidden value is gelu(h) · (g + 1).
         fc2: (experts, dim, width), in the dtype of `fc1`.
         scales: float32 (experts, 2 · width) and (experts, dim) for FP8 weights, else None.
         inner: (top, width) scratch buffer in the dtype of `chosen.normed`.

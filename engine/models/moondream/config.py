@@ -78,11 +78,10 @@ class TextConfig:
 class VisionConfig:
     """Configuration of the vision encoder.
 
-    `stem` selects the encoder: "patch" is the published vision transformer, "picodet" an object detector
+    `stem` selects the architecture: "patch" is the published vision transformer, "picodet" an object detector
     (`nano.detector_tower`). The detector has `n_classes` classes. It returns `n_places` image tokens for detections,
-    and `coarse`² image tokens for a grid over the image. The detector predicts one box per grid cell for all classes,
-    and a second box for the class with index `part_class`, such as faces. If `part_class` equals `n_classes`, there is
-    no such class and no second box.
+    and `coarse`² image tokens for a grid over the image. Each grid cell has one box for all classes. The class with
+    index `part_class`, such as faces, has a second box. If `part_class` equals `n_classes`, there is no second box.
     """
 
     enc_dim: int = 1152
@@ -142,9 +141,9 @@ class RegionConfig:
 
 @dataclass(slots=True, frozen=True)
 class TokenizerConfig:
-    """Special token IDs, and the token IDs of the prompt templates.
+    """IDs of special tokens, and token IDs of the prompt templates.
 
-    `query_suffixes` is how often the suffix of the query template is repeated after a question without reasoning.
+    `query_suffixes` is the number of times that the template's suffix follows a question without reasoning.
     `suppresses` is 1 if some special tokens must not be sampled in answers and reasoning, and 0 for Moondream 3.1.
     """
 
@@ -438,7 +437,7 @@ def _section(kind: type[_T], name: str, values: Mapping[str, Any], unsaid: Mappi
 
 
 def _outlining(tokenizer: TokenizerConfig, text: Any) -> TokenizerConfig:
-    """Add Moondream 3's prompt template for outlines to a mixture-of-experts model without such a template."""
+    """Add Moondream 3's segmentation prompt template to a mixture-of-experts model that has none."""
     if not isinstance(text, Mapping) or text.get("moe") is None or "segment" in tokenizer.templates:
         return tokenizer
     if text.get("vocab_size", TextConfig().vocab_size) <= max(_SEGMENT["prefix"]):  # a small test model

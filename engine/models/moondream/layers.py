@@ -21,7 +21,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(inner, out)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (..., width) to (..., out), with the two linear layers and the GELU between them."""
+        """Apply the MLP to x (..., width). Return (..., out)."""
         return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))  # type: ignore[no-any-return]
 
 
@@ -104,12 +104,12 @@ class Experts(nn.Module):
         return torch.cat(sums)
 
     def _expert(self, x: torch.Tensor, which: int | slice, rows: torch.Tensor | slice) -> torch.Tensor:
-        """Apply one or all experts to x (rows, width). `rows` are batch indices, which select LoRA adapters."""
+        """Apply the experts `which` (an index or all) to x (rows, width). `rows` selects the LoRA adapters."""
         h, g = self._product(0, x, which, rows).chunk(2, dim=-1)
         return self._product(1, F.gelu(h, approximate=self.approximate) * (g + 1), which, rows)
 
     def _product(self, second: int, x: torch.Tensor, which: int | slice, rows: torch.Tensor | slice) -> torch.Tensor:
-        """Compute the first or second GEMM of one or all experts for x, which has shape (rows, inputs)."""
+        """Multiply x (rows, inputs) by the first (`second` = 0) or second weight matrix of the experts `which`."""
         weight = (self.fc1, self.fc2)[second].weight[which]
         if weight.dtype == E4M3:
             assert self.scales is not None

@@ -56,10 +56,10 @@ def refiner_loader(model: Moondream) -> Callable[[Path], Refiner] | None:
 def _refuse_older_prompts(folder: Path) -> None:
     """Reject a published model revision with an old prompt format.
 
-    The function searches the revision's Python file for the name of the current tokenizer. It never runs the file.
+    A revision is old if its Python file does not contain the name of the current tokenizer. The Python file never runs.
 
     Raises:
-        ModelFilesError: if the weights need an older tokenizer than the prompt templates.
+        ModelFilesError: if the revision is old and its config.json has no prompt templates.
     """
     code = folder / "moondream.py"  # this file is searched, but never run
     if not code.is_file() or PUBLISHED in code.read_text(encoding="utf-8", errors="replace"):

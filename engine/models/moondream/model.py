@@ -108,7 +108,7 @@ def _keeps_fp8(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _read(stored: StoredTensor, device: torch.device, dtype: torch.dtype, kept: bool) -> torch.Tensor:
-    """Read a tensor, and move it to a device and dtype. If `kept` is True, FP8 experts are not dequantized."""
+    """Read a tensor to a device, and convert it to `dtype`. If `kept` is True, FP8 expert weights stay FP8."""
     return stored.codes().to(device) if kept and stored.codes is not None else stored.read().to(device, dtype)
 
 

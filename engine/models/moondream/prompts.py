@@ -187,7 +187,7 @@ class MoondreamPrompts:
         return [*template["prefix"], *self._marks(refs), *self.ids(question), *before, *last]
 
     def segment(self, label: str, refs: Sequence[Ref] = ()) -> list[int]:
-        """Return the token IDs of the prompt for an outline: placeholders for `refs`, then the label."""
+        """Return the token IDs of the segmentation prompt: placeholders for `refs`, then the label."""
         template = self._templates["segment"]
         return [*template["prefix"], *self._marks(refs), *self.ids(label), *template["suffix"]]
 
@@ -220,7 +220,7 @@ class MoondreamPrompts:
         return [token for ref in refs for token in (config.coord_id, config.coord_id, config.size_id)[: len(ref)]]
 
     def ref_values(self, skill: str, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
-        """Return x and y of reference points, and centre and size of reference boxes, keyed by placeholder position."""
+        """Return the coordinates and sizes of reference points and boxes, keyed by position in the prompt."""
         numbers: list[tuple[float, ...]] = []
         for ref in refs:
             if len(ref) == 2:

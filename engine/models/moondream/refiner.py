@@ -1,4 +1,4 @@
-"""Outline refiner (a head of Moondream 3): improves a coarse mask in five iterations, using image features.
+"""Mask refiner of Moondream 3: refines a segmentation mask in five iterations, using image features.
 
     image → features of an early block and of the last block of the vision encoder ┐
     mask  → convolutions ──────────────────────────────────────────────────────────┴→ two transformer blocks
@@ -6,7 +6,7 @@
           └──────────────────── probabilities of the best mask ←─────────────────────┘
 
 The network is a mask decoder like that of SAM (Kirillov et al. 2023), with fused features like HQ-SAM (Ke et al. 2023).
-It computes in float32. It is not tested with the published weights. Their file leaves details open. As in SAM, the
+It computes in float32. It is not tested with the published weights, which do not specify all details. As in SAM, the
 activation is assumed to be GELU, and the first token to be the IoU token.
 """
 
@@ -64,7 +64,7 @@ class _Block(nn.Module):
     def forward(
         self, tokens: torch.Tensor, image: torch.Tensor, token_pe: torch.Tensor, image_pe: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Update tokens (rows, tokens, dim) and image features (rows, positions, dim) by attention, and return both.
+        """Return the updated tokens (rows, tokens, dim) and image features (rows, positions, dim).
 
         The position embeddings `token_pe` and `image_pe` are added to queries and keys.
         """
@@ -106,7 +106,7 @@ class _MaskEncoder(nn.Module):
 
 
 class MaskRefiner(nn.Module):
-    """Network that refines the mask of a segmentation outline.
+    """Network that refines a segmentation mask.
 
     Args:
         enc_dim: width of the vision encoder's features.
@@ -208,7 +208,7 @@ def _dense(*widths: int) -> nn.Sequential:
 
 
 def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
-    """Read a published outline refiner: a torch file with tensors under `head`. No pickled code runs.
+    """Read a published mask refiner: a torch file with tensors under `head`. No pickled code runs.
 
     Args:
         path: the refiner file.
@@ -249,8 +249,8 @@ def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
 def _matched(ours: Mapping[str, torch.Tensor], held: dict[str, torch.Tensor], path: Path) -> dict[str, Any]:
     """Map the tensors of a refiner file to the parameter names of `MaskRefiner`.
 
-    A tensor with an unknown name is mapped to the next unassigned parameter in the same part of the refiner. The
-    parameter must have the same shape and the same role (weight or bias).
+    A tensor with an unknown name is assigned to the next unassigned parameter of the same block. The parameter must
+    have the same shape and the same role (weight or bias).
     """
     held = {key: tensor for name, tensor in held.items() for key, tensor in _split(name, tensor)}
     found = {}

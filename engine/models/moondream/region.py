@@ -101,7 +101,7 @@ class RegionHeads(nn.Module):
         return given, *(name for name in self._norms if name != given)
 
     def read_as(self, name: str) -> None:
-        """Select the normalization of the hidden states, one of `readings`."""
+        """Select the normalization of the hidden states by its name in `readings`."""
         self.norms = self._norms[name]
 
     def read(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
 class Layer(Protocol):
-    """Weights of a decoder block, in the format of a backend."""
+    """Weights of a decoder block, stored in the format of one backend (such as PyTorch modules)."""
 
     @property
     def temperature(self) -> object | None:
@@ -54,7 +54,7 @@ class BlockOps(Protocol[L, C]):
         ...
 
     def heads(self, layer: L, normed: Any, kv_only: bool) -> Any:
-        """Return queries, keys and values before RoPE. With `kv_only`, queries may be omitted."""
+        """Return queries, keys and values before RoPE. If `kv_only` is True, a backend may omit the queries."""
         ...
 
     def temper(self, layer: L, heads: Any) -> Any:
@@ -70,12 +70,12 @@ class BlockOps(Protocol[L, C]):
         ...
 
     def add(self, layer: L, seen: Any, normed: Any) -> None:
-        """Add two terms to the residual: the projected attention output, and the output of the MLP or experts."""
+        """Add the projected attention output, and the output of the MLP or experts, to the residual."""
         ...
 
 
 def run_blocks(layers: Iterable[L], caches: Sequence[C], ops: BlockOps[L, C], *, kv_only: bool = False) -> None:
-    """Run the decoder blocks: x += proj(attention(temper(qkv(norm(x))))) + mlp(norm(x)).
+    """Run the decoder blocks. Each block computes x += attention(norm(x)) + mlp(norm(x)).
 
     Args:
         layers: the blocks.
@@ -158,14 +158,14 @@ class Block(nn.Module):
 
 @dataclass(slots=True)
 class _ModuleOps:
-    """Operations of a decoder block with PyTorch modules, for any device and dtype. Gradients are supported.
+    """`BlockOps` with PyTorch modules, for any device and dtype. Gradients are supported.
 
     Attributes:
         x: (rows, length, dim) residual.
         positions: (rows, length) or (length,) token positions.
         rotation: RoPE tables for the positions.
         mask: attention mask; see `TextDecoder.forward`.
-        alone: whether each sequence attends only to the tokens in x, without a KV cache.
+        alone: whether each sequence attends only to its tokens in x, without a KV cache.
     """
 
     x: torch.Tensor

@@ -64,12 +64,11 @@ class CropDetections:
 
 
 class Rescorer(nn.Module):
-    """Small network that rescores each detection by comparing it with detections of higher score nearby.
+    """Small network that rescores each detection by comparing it with detections of higher score.
 
     The detector scores each grid cell independently. A duplicate of a detection may therefore have a high score.
 
-    The table shows average precision (AP50) on one half of the validation set. The network was trained on the other
-    half.
+    Average precision (AP50) on one half of the validation set, after training on the other half:
 
     | class | without rescoring | with rescoring |
     |---|---|---|
@@ -84,10 +83,10 @@ class Rescorer(nn.Module):
         self.fc2 = nn.Linear(48, 1)
 
     def forward(self, traits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the rescored logits (...) of detections.
+        """Return the new logits (...) of detections.
 
         Args:
-            traits: (..., _TRAITS) features of the detections. The first is the logit of the detector.
+            traits: (..., _TRAITS) features of the detections. The first feature is the detector's logit, divided by 4.
             labels: (...) int64 class indices.
         """
         kinds = F.one_hot(labels, self.n_classes).to(traits.dtype)
@@ -154,10 +153,10 @@ class DetectorTower(CropReader):
         return crops.permute(0, 3, 1, 2).to(self.pos_emb.dtype).mul_(2 / 255).sub_(1)
 
     def make_look(self) -> Look:
-        """Return a function that computes the appearance descriptor of an object, to compare objects.
+        """Return a function that computes an appearance descriptor of the object in a crop.
 
-        The function pools the feature maps of the detector's neck over the object's pixels. It uses its own copy of
-        backbone and neck on the CPU, so that it can run in parallel with the engine.
+        The function averages the feature maps of the detector's neck over the crop. It uses its own copy of backbone
+        and neck on the CPU, so that it can run in parallel with the engine.
         """
         stem = copy.deepcopy(self.stem).to("cpu", torch.float32).eval()
         del stem.heads
@@ -196,7 +195,7 @@ class DetectorTower(CropReader):
         return self.config.n_places
 
     def project(self, whole: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        """Return `whole` unchanged, because `features` already returns image tokens and there are no tiles."""
+        """Return `whole`, which already contains image tokens. Tiles are not supported."""
         return whole
 
     def forward(self, crops: torch.Tensor, _: Tiling) -> torch.Tensor:
@@ -266,9 +265,9 @@ class DetectorTower(CropReader):
 def landscape_rows(height: int, width: int, size: int) -> int:
     """Return the number of rows of a crop with `size` columns. Crops of wide images have fewer rows.
 
-    The number of rows follows the aspect ratio, rounded up to a multiple of 32. It is at least 65 % of `size`, because
-    the detector would miss more people far from the camera with fewer rows. A crop with 416 columns has 288 rows for
-    aspect ratios of 3:2 and 16:9, and 416 rows for 4:3 and taller images.
+    For images wider than 1.45 times their height, the number of rows follows the aspect ratio, rounded up to a multiple
+    of 32. It is at least 65 % of `size`; with fewer rows, the detector misses more people far from the camera. A crop
+    with 416 columns has 288 rows for aspect ratios of 3:2 and 16:9.
     """
     if width < _LANDSCAPE * height:
         return size
@@ -356,9 +355,9 @@ def octaves(values: torch.Tensor) -> torch.Tensor:
 
 
 def predecessors(finds: CropDetections) -> torch.Tensor:
-    """Return, for each detection, the index of the detection of the same class with the next higher score.
+    """For each detection, return the index of the detection of the same class with the next higher score.
 
-    The result is (N, K) int64. It is -1 for the best detection of a class.
+    The result is (N, K) int64, for K detections in each of N crops. It is -1 for the best detection of a class.
     """
     count = finds.labels.shape[1]
     same = (finds.labels.unsqueeze(2) == finds.labels.unsqueeze(1)) & finds.alive.unsqueeze(1)
@@ -379,7 +378,7 @@ class Relations:
 
     @classmethod
     def of(cls, boxes: torch.Tensor) -> Relations:
-        """Return the overlap of all pairs of boxes (N, M, 4)."""
+        """Return the overlaps of all pairs of boxes. The boxes are (N, M, 4) x1 y1 x2 y2."""
         # One coordinate at a time, because an innermost dimension of 2 is not vectorized.
         left, top, right, bottom = boxes.transpose(1, 2).contiguous().unbind(1)
         area = (right - left).clamp(min=1e-4) * (bottom - top).clamp(min=1e-4)
@@ -390,7 +389,7 @@ class Relations:
 
 
 def suppressed(relations: Relations, labels: torch.Tensor) -> torch.Tensor:
-    """Non-maximum suppression: return (N, M) bool, True for boxes that overlap a better box of the same class.
+    """Return a mask (N, M) of the boxes that overlap a better box of the same class (non-maximum suppression).
 
     A suppressed box does not suppress other boxes. The boxes must be sorted by score, highest first.
     """
@@ -444,7 +443,7 @@ def traits_of(
 
 @functools.lru_cache(maxsize=16)
 def _scale(height: int, width: int, device: torch.device) -> torch.Tensor:
-    """Return the divisor (4,) that converts x1 y1 x2 y2 from pixels to fractions of the crop. It is cached."""
+    """Return the cached divisor (4,) that converts x1 y1 x2 y2 from pixels to fractions of the crop."""
     with torch.inference_mode(False):
         return torch.tensor([width, height, width, height], dtype=torch.float32, device=device)
 

@@ -64,7 +64,7 @@ class SqueezeExcite(nn.Module):
         self.fc2 = nn.Linear(width // 4, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply the channels of a feature map (N, width, H, W) by their gains."""
+        """Apply squeeze-and-excitation to a feature map (N, width, H, W). The shape does not change."""
         gain = F.hardsigmoid(self.fc2(F.relu(self.fc1(x.mean((2, 3))))))
         return x * gain.unsqueeze(-1).unsqueeze(-1)
 
@@ -155,7 +155,7 @@ class Head(nn.Module):
         self.out = ConvAct(_WIDTH, outer, act="none")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return class and box logits (N, outer, H, W) for a feature map (N, 96, H, W)."""
+        """Return the logits (N, channels, H, W) of a feature map (N, 96, H, W): classes first, then boxes."""
         return self.out(self.second(self.first(x)))  # type: ignore[no-any-return]
 
 
