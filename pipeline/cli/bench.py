@@ -65,12 +65,11 @@ def bench_bubble(
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     as_json: Json = False,
 ) -> None:
-    """Measure the speedup from preparing the next decode step while the device runs.
+    """Measure the speedup from preparing the next decode step on the CPU during the current decode step on the GPU.
 
     The table shows step times, and the predicted and the measured speedup.
 
-    --model moondream-2-random and moondream-3-random need no download: they have the published dimensions and random
-    weights.
+    The models moondream-2-random and moondream-3-random have random weights and need no download.
     """
     from saccade.pipeline.bench.bubble import time_bubble
     from saccade.pipeline.bench.common import parse_counts, parse_size

@@ -106,7 +106,7 @@ def _owners() -> Mapping[str, list[str]]:
 
 
 def _module_of(found: metadata.Distribution, name: str) -> str:
-    """Return the module to import to check a distribution: the module of the same name, or its first module."""
+    """Return the name of a module of a distribution: the module of the same name, otherwise the first module."""
     mine = {
         module
         for module, owners in _owners().items()

@@ -138,9 +138,9 @@ def _is_mapping(text: str, at: At) -> bool:
 
 
 def _values(stream: ListedStream, given: RunConfig) -> dict[str, Any]:
-    """Return the settings of a stream that must be written into the list of streams.
+    """Return the settings of a stream that differ from the defaults and from the common settings of all streams.
 
-    They differ from the defaults and from the common settings of all streams.
+    Only these settings are written into the list `streams`. Name and source are always included.
     """
     values: dict[str, Any] = {"name": stream.name, "source": stream.source}
     for key in ListedStream.model_fields:

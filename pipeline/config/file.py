@@ -152,10 +152,6 @@ def _nearest(key: KeyPath, places: Places) -> Where:
 
 
 def _named(error: ErrorDetails, key: KeyPath) -> str:
-    """Return a prefix for an error message that names the invalid setting.
-
-    Return an empty string if the message already names the setting.
-    """
     return f"{_called(key).lstrip('.')}: " if error["loc"] else ""
 
 
@@ -242,7 +238,7 @@ def _parse(text: str, at: KeyPath = ()) -> tuple[Any, Places]:
 def _note_places(node: yaml.Node, at: KeyPath, places: Places) -> None:
     """Record the line and column of each key and list item of a YAML node.
 
-    Reject duplicate keys. Otherwise, YAML silently uses the last value.
+    Raise TextError for a duplicate key. The YAML parser would silently use the last value.
     """
     if len(at) > MAX_DEPTH:  # also stops at recursive aliases
         raise TextError(f"the YAML is nested more than {MAX_DEPTH} levels deep")

@@ -139,7 +139,7 @@ class ShareSettings(NullIsUnset):
 
     @property
     def most_saccades(self) -> int | None:
-        """The maximum number of saccade windows per frame. None adapts the number to the idle time of the engine."""
+        """The maximum number of crops per frame for small objects. None if the engine's idle time sets the number."""
         return None if self.saccades == "auto" else int(self.saccades)
 
 

@@ -30,9 +30,8 @@ def with_key(text: str, at: At, key: str, value: Any) -> str:
     Args:
         text: text of the document.
         at: path of the mapping.
-        key: the key to set.
-        value: new value of plain Python types. If the key is new, a mapping or a list of mappings is written in block
-            style.
+        key: the key to set. A missing key is added.
+        value: new value: a mapping, list, string, number, boolean or None.
 
     Raises:
         yaml.YAMLError, KeyError, IndexError, TypeError: if the text has no mapping at this path.
@@ -240,11 +239,7 @@ def value_of(node: yaml.Node) -> Any:
 
 
 def end_of(node: yaml.Node) -> int:
-    """Return the character position after the last value in a YAML node.
-
-    PyYAML's `end_mark` of a block mapping or list cannot be used, because it is after the comments that follow the
-    last value.
-    """
+    """Return the character position after the last value in a YAML node. Comments after the value are not included."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return end_of(last[1] if isinstance(last, tuple) else last)

@@ -80,8 +80,8 @@ class Applied:
 
     Attributes:
         outcomes: results of the stream changes, in the order in which they were applied.
-        keys: changed settings of the whole run that are now in effect. Other changed settings of the run require a
-            restart of Saccade.
+        keys: changed run-wide settings that are in effect. All other changes of run-wide settings require a restart of
+            Saccade.
     """
 
     outcomes: list[Outcome]
@@ -89,7 +89,7 @@ class Applied:
 
     @property
     def changes(self) -> list[Change]:
-        """Return the stream changes, including failed changes."""
+        """The applied stream changes, including failed changes."""
         return [outcome.change for outcome in self.outcomes]
 
     def check(self) -> None:
@@ -109,8 +109,8 @@ class Controller:
     Args:
         runner: runs the streams.
         base: configuration from the command line and the file.
-        desired: desired configuration, if earlier changes made it differ from `base`.
-        first: opened streams that `start` starts before all other streams.
+        desired: desired configuration; None for `base`.
+        first: opened streams, which `start` starts first.
         file: configuration file, or None.
         state: file that stores changes, or None.
         save_at_once: save each change to the configuration file.
@@ -413,10 +413,7 @@ class Controller:
         return change
 
     def _act(self, changes: Sequence[Change], prepared: Mapping[str, object]) -> list[Outcome]:
-        """Apply stream changes in the given order.
-
-        If a later change of a stream was stored in the meantime, the later change is applied instead.
-        """
+        """Apply stream changes in the given order. Each stream gets its newest desired configuration."""
         outcomes = []
         for change in changes:
             name = change.name

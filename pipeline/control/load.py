@@ -60,8 +60,7 @@ class Candidate:
 def least_loaded(workers: Iterable[Candidate]) -> str | None:
     """Return the name of the worker with the least load. Return None if every worker has `MAX_STREAMS` streams.
 
-    The load of a stream that was opened after the last report is not measured yet. It is estimated as the average load
-    of the worker's streams, so that streams that are opened together are distributed over the workers.
+    The load of a newly opened stream is not measured yet. The average load of the worker's other streams is used.
     """
     able = [worker for worker in workers if worker.streams < MAX_STREAMS]
 

@@ -81,7 +81,7 @@ class Local:
         on_end: called when a stream ends, see `Runner`.
 
     Args:
-        streams: runs the streams. `close` closes it.
+        streams: the streams and their engine. `close` closes them.
         each: outputs that are opened once per stream.
         shared: open outputs that all streams share.
         events: receivers of events; None creates them. `close` closes them.
@@ -270,7 +270,7 @@ class Local:
         self.streams.remove(name)
 
     def take(self, config: RunConfig) -> list[str]:
-        """Return an empty list: settings of the whole run, such as the model, cannot change while this process runs."""
+        """Return an empty list, because run-wide settings take effect only after a restart of this process."""
         return []
 
     def _begin(self, name: str, stream: OpenedStream) -> None:
@@ -302,7 +302,7 @@ class Local:
 
     @property
     def idle(self) -> bool:
-        """Whether no stream is running or being opened, and `on_end` was called for every ended stream."""
+        """Whether no stream is running or being opened, and every ended stream has been reported."""
         return self.streams.idle and not self._begun
 
     def stop(self, *, abandon: bool = False) -> float:
@@ -341,7 +341,7 @@ class Local:
         return self._status_of(self.streams.get(name)) if found is None else self._with_prompts(found)
 
     def workers(self) -> list[WorkerStatus]:
-        """Return the status of this process as the only worker, in a list."""
+        """Return a list with one entry: the status of this process."""
         counters = {engine: engine.counters() for engine in dict.fromkeys((self.engine, self.asks))}
         busy_s = max(one.get("busy_seconds_total", 0.0) for one in counters.values())
         return [
@@ -394,13 +394,13 @@ class Local:
         return stream
 
     def held_back(self, stream: str) -> dict[str, int]:
-        """Return the number of detections that a stream has suppressed, by event ID of the false alarm."""
+        """Return how many detections of a stream were suppressed by each false alarm, by event ID."""
         run = self._running(stream)
         stage = None if run is None else find_stage(run.stages, VerdictStage)
         return {} if stage is None else stage.held_back
 
     def address(self, stream: str | None) -> Address | None:
-        """Return None, because this process handles all requests itself."""
+        """Return None, because streams in this process have no worker address."""
         return None
 
     def _status_of(self, run: Run) -> StreamStatus:
@@ -600,7 +600,7 @@ def _name(stream: OpenedStream) -> str:
 
 
 def own_targets(stream: ListedStream, each: Sequence[Target], name: str) -> list[Target]:
-    """Return the outputs of one stream, of which `each` has those with `{stream}` in the path."""
+    """Return the outputs of one stream: its own outputs, and `each` with `{stream}` replaced by the name."""
     return [target.of(name) for target in (*each, *map(Target, stream.sinks))]
 
 

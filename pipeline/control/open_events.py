@@ -23,12 +23,12 @@ MISSED = 5
 
 
 class OpenEvents:
-    """Forwards event records to the store of each event, and remembers the open events. Thread-safe.
+    """The open events of all streams. Forwards each event record to the store of the event. Thread-safe.
 
     Args:
-        publish: called with each record and the name of the machine that stores it.
-        find: returns the name of the machine that stores an event, by event ID, or None if no reachable store has the
-            event. It is called for an event that began before this process started and is not loaded yet.
+        publish: called with each record and the name of the machine that stores the record.
+        find: returns the name of the machine that stores an event, by event ID. None if the event ID is unknown, or
+            the machine is unreachable.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class OpenEvents:
     def see(self, stream: str, times: Mapping[str, float]) -> None:
         """Process a worker's report of the open events of a stream.
 
-        An event that is missing in `MISSED` consecutive reports is ended, because its end record must have been lost.
+        An event that is missing in `MISSED` consecutive reports is ended.
 
         Args:
             stream: name of the stream.
@@ -183,7 +183,10 @@ class OpenEvents:
         self._homes.pop(event, None)
 
     def _take_files(self, stream: str, of: Callable[[str], bool]) -> list[tuple[str, str, str]]:
-        """Remove and return the pending media files of the events that `of` selects, as (event ID, kind, machine)."""
+        """Remove the incomplete media files of the events for which `of(event ID)` is True.
+
+        Return each removed file as (event ID, kind, machine).
+        """
         files = self._files.get(stream, set())
         taken = [(event, kind, self._homes.get(event, "")) for event, kind in files if of(event)]
         for event, kind, _ in taken:

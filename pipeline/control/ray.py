@@ -418,7 +418,7 @@ class RayWorkers:
         return name
 
     def held_back(self, stream: str) -> dict[str, int]:
-        """Return the number of detections that a stream has suppressed, by event ID of the false alarm."""
+        """Return how many detections of a stream were suppressed by each false alarm, by event ID."""
         try:
             found: dict[str, int] = self._call(self._worker_of(stream), "local.held_back", stream, timeout_s=_ASK_S)
         except StreamError:
@@ -692,9 +692,9 @@ class RayWorkers:
                 self._fail(name, stream, reason_of(error))
 
     def _open_at(self, name: str, stream: PlacedStream, place: WorkerSlot | None, *, checked: bool) -> StreamStatus:
-        """Open or change a stream on its worker, on `place`, or on the least-loaded worker.
+        """Open or change a stream on its worker. The caller must hold the lock of the stream.
 
-        The caller must hold the lock of the stream.
+        A stream without a worker is opened on the worker `place`, or on the least-loaded worker if `place` is None.
         """
         with self._changed:
             worker = self._workers.get(stream.worker or "") or place or self._least_loaded()

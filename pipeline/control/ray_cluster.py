@@ -69,8 +69,8 @@ class RayCluster:
 
     Args:
         config: configuration. `config.ray` is the address of a cluster, or `auto` for a cluster on this machine. None
-            starts a local Ray for `config.workers` workers. The local Ray ends with this process.
-        state: file that identifies this run in the cluster.
+            starts a local Ray, which ends with this process.
+        state: path of the state file. The path identifies this run in the cluster.
 
     Attributes:
         local: whether this process started Ray.

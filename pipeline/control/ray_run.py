@@ -23,7 +23,7 @@ from saccade.processors import usable_processors
 def shared_targets(config: RunConfig) -> list[Target]:
     """Return the outputs that all streams share.
 
-    If there is only one stream, its video file is excluded, because the stream's worker writes this file.
+    If there is only one stream, its worker writes the video file. The video file is then not included.
     """
     alone = len(config.named()) == 1
     return [target for target in targets_of(config) if not target.each and not (alone and is_video(target))]

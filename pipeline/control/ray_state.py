@@ -18,7 +18,7 @@ from saccade.pipeline.runtime.streams import StreamStatus, unopened_status
 
 @dataclass(slots=True)
 class PlacedStream:
-    """A desired stream, with its worker and its state.
+    """A stream of the run, with its worker and its state.
 
     Attributes:
         wanted: desired configuration.
@@ -62,7 +62,7 @@ class PlacedStream:
 
 @dataclass(slots=True)
 class WorkerSlot:
-    """A worker of the run. The slot exists for the whole run, even if the worker's actor is restarted.
+    """A worker of the run. If the worker's actor is restarted, the slot remains.
 
     Attributes:
         ready: message that the worker sent when it became ready; None while the worker is not ready.
@@ -70,7 +70,7 @@ class WorkerSlot:
         failures: number of consecutive failed starts.
         ended: whether the worker has sent its last message.
         loading: whether the worker is loading another engine.
-        strays: streams in the worker's last report that are not assigned to this worker.
+        strays: streams that the worker runs, but that are not assigned to it.
     """
 
     name: str

@@ -76,7 +76,7 @@ class ResultReceiver:
         self._ending: list[str] = []
 
     def take(self, data: bytes) -> None:
-        """Process a pickled message of a worker: a result, or the end of a stream."""
+        """Read a pickled message of a worker. The message is a result, or the name of a stream that has ended."""
         what = pickle.loads(data)  # trusted: it comes from our own process
         if isinstance(what, str):
             self.end(what)

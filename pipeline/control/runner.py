@@ -45,7 +45,7 @@ class ModelInfo:
         device: device that the model runs on, such as `cpu`.
         classes: labels that the model can detect; None if it accepts any phrase.
         skills: supported skills, such as detection.
-        talks: whether this model or a separate model answers questions.
+        talks: whether questions are supported, by this model or by a separate model.
     """
 
     name: str
@@ -283,23 +283,21 @@ class Runner(Protocol):
         """
 
     def judge(self, event: str, *, false_alarm: bool) -> str | None:
-        """Mark an event as a false alarm, or remove the mark. The event's stream then applies the change.
-
-        The call can block.
+        """Mark an event as a false alarm, or remove the mark. The call can block.
 
         Returns:
             The stream of the event, or None if the event ID is unknown.
 
         Raises:
-            ValueError: if the event has no box.
+            ValueError: if the event has no bounding box.
             StoreError: if the store cannot be used.
-            StreamError: if the stream does not respond before the timeout. The mark is stored nevertheless.
+            StreamError: if the mark was stored, but the stream did not respond before the timeout.
         """
 
     def held_back(self, stream: str) -> dict[str, int]:
-        """Return how many detections of a stream were suppressed as known false alarms, by event ID of the false alarm.
+        """Return how many detections of a stream were suppressed by each false alarm, by event ID. The call can block.
 
-        The call can block. The result is empty if the stream is not running.
+        The result is empty if the stream is not running.
         """
 
     def address(self, stream: str | None) -> Address | None:

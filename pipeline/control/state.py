@@ -44,10 +44,10 @@ class StateFile:
             self._open()
 
     def load(self, config: RunConfig) -> tuple[RunConfig, RunConfig] | None:
-        """Return the saved base configuration and the saved desired configuration. Return None if nothing is saved.
+        """Return the saved configurations (base, desired). Return None if nothing is saved.
 
         Args:
-            config: configuration with the settings of the whole run, which the state file does not store.
+            config: provides the settings that are not saved, which are all settings except the streams.
 
         Raises:
             ConfigError: if the file is not a valid state file.

@@ -71,7 +71,7 @@ class StoreActor:
             self._problem = one_line(str(error))
 
     def media(self) -> tuple[str | None, str]:
-        """Return the folder of clips and snapshots, and "". If the store failed, return None and the reason."""
+        """Return (media folder, error). Without an error, `error` is empty. After an error, the folder is None."""
         return (None, self._problem) if self._store is None else (str(self._store.media_folder), "")
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -107,12 +107,10 @@ class StoreActor:
 
 
 def store_here(settings: WorkerSettings, host: str) -> tuple[str, str, str | None]:
-    """Return the machine that stores the events of a worker: machine name, Ray's node ID, and media folder.
+    """Start the event store of the worker's machine, if needed. Return machine name, Ray node ID and media folder.
 
-    The function runs on the worker's machine and creates the store actor if needed.
-
-    If the controller stores the events, the machine name and node ID are empty. This is the case on the controller's
-    machine, and if the store's folder cannot be used here, for example because it is on a shared file system.
+    Machine name and node ID are empty if the controller stores the events of the worker. The controller stores them if
+    the worker runs on the controller's machine, or the store's folder cannot be used on the worker's machine.
     """
     node = ray.get_runtime_context().get_node_id()
     if settings.store is None or node == settings.node:

@@ -113,8 +113,8 @@ class Batch:
     """Messages and results that a worker sends to the controller, oldest first.
 
     Attributes:
-        messages: pairs of a message type and a value: (`event`, record), (`ended`, Ended), (`closed`, stream name),
-            (`report`, Report), (`wish`, ChangeRequest) and (`warning`, line). The last message is (`end`, None).
+        messages: pairs (message type, value). The types are `event`, `ended`, `closed`, `report`, `wish`, `warning` and
+            `end`. `end` is the last message of the worker.
         results: pickled results for shared outputs.
     """
 

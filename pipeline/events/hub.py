@@ -1,8 +1,8 @@
-"""Publishes event changes (begins, updates and ends) to all subscribers, in the order in which they were queued.
+"""Publishes event changes (start, update or end) to all subscribers, in the order in which they were queued.
 
 A separate thread calls the subscribers, so that a slow subscriber never delays frames.
 
-The queue is bounded. If the queue is full, changes are dropped and counted. A subscriber that receives the begin of an
+The queue is bounded. If the queue is full, changes are dropped and counted. A subscriber that receives the start of an
 event always receives the end of the event.
 """
 
@@ -39,9 +39,8 @@ Listener = Callable[[Mapping[str, Any]], None]
 class ChangeQueue:
     """A bounded FIFO queue of event changes that are not published yet. Not thread-safe.
 
-    A full queue rejects changes, with two exceptions. It accepts lists of rules, because they set retention times. It
-    also accepts the end of an event whose begin it accepted. The queue can therefore exceed its limit by one entry per
-    open event. If the begin of an event was rejected, the next accepted update of the event is published as its begin.
+    A full queue still accepts lists of rules, and the end of an event whose start it accepted. After a rejected start,
+    the next accepted update of the event becomes the start.
 
     Args:
         limit: number of changes at which the queue is full.
@@ -204,7 +203,7 @@ class EventHub:
 
 
 def notify(listener: Listener, record: Mapping[str, Any], failing: set[int], key: int) -> None:
-    """Call a listener with an event record. An error is logged once, until the listener works again.
+    """Call a listener with an event record. Consecutive errors of a listener are logged only once.
 
     Args:
         listener: the listener.

@@ -1,8 +1,8 @@
 """Evaluates one rule in one stream as a state machine.
 
-The state machine receives scenes (the tracks, zones and lines of one frame), and returns begins, updates and ends of
-events. A scene contains its times, so the state machine does not read the system clock. A rule has at most one open
-event. The event lists every track that has fulfilled the condition.
+The state machine receives scenes (the tracks, zones and lines of one frame), and starts, updates and ends events. A
+scene contains its times, so the state machine does not read the system clock. A rule has at most one open event. The
+event lists every track that has fulfilled the condition.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Names = Mapping[str, Collection[str]]
 
 
 class Moment(NamedTuple):
-    """A time in seconds on three clocks: stream time, the monotonic clock of `Frame.steady_at`, and capture time."""
+    """A point in time as stream time, monotonic time (`Frame.steady_at`) and capture time, all in seconds."""
 
     seconds: float
     steady_at: float
@@ -122,10 +122,9 @@ class Watch:
         return held or None
 
     def _began(self, scene: Scene, track: Track, now: Moment) -> Moment:
-        """Return the time at which a track started to fulfil the condition, which it fulfils now for the first time.
+        """Return the time at which a track started to fulfil the condition, if it fulfils the condition now.
 
-        A zone counts an object only after some time inside, and then includes this time in the dwell time. `confirm`
-        also delays the first frame on which the condition is known to be fulfilled.
+        The time can be earlier than this frame, because zones and `confirm` need several frames to accept an object.
         """
         if self.condition.kind not in ("inside", "present") or self.condition.motion in ("moving", "stationary"):
             return now
@@ -157,7 +156,6 @@ class Watch:
         return {track.number: now for track in due.values()} if due and self.condition.open_at(scene.clock) else None
 
     def _confirmed_of(self, scene: Scene, tracks: Iterable[Track]) -> Iterable[Track]:
-        """Return the confirmed tracks. A track stays confirmed after it has been detected on k of n frames."""
         if self._least == 1:
             return tracks
         fresh = {one.number for one in tracks if (one.looks & self._looks).bit_count() >= self._least}

@@ -31,11 +31,11 @@ class Rest:
     """The motion state of a tracked object.
 
     Attributes:
-        place: ID of the object's place. The object gets a new place ID each time it moves by its own size.
+        place: ID of the object's place. The ID changes when the object moves by the size of its bounding box.
         since_s: stream time at which the object arrived at the place, in seconds.
-        moved: whether the object has moved by its own size since its first detection.
+        moved: whether the object has changed its place since its first detection.
         known: whether the object was present when the stream started, or is at a remembered place.
-        at: box of the object on arrival, in fractions of the image size.
+        at: bounding box of the object on arrival, in normalized coordinates.
     """
 
     place: int
@@ -45,11 +45,11 @@ class Rest:
     at: Rect
 
     def stationary_for(self, seconds: float) -> float:
-        """Return for how many seconds the object has been at its place at stream time `seconds`."""
+        """Return how long the object has been stationary at stream time `seconds`, in seconds."""
         return seconds - self.since_s
 
     def moving(self, seconds: float) -> bool:
-        """Return whether the object is moving: it moved by its own size in the last `STILL_S` seconds."""
+        """Return whether the object is moving: it has changed its place in the last `STILL_S` seconds."""
         return self.moved and seconds - self.since_s < STILL_S
 
 
@@ -60,10 +60,10 @@ class Place:
     Attributes:
         track: track ID of the object.
         label: label of the object.
-        box: last box of the object, in fractions of the image size.
+        box: last bounding box of the object, in normalized coordinates.
         since_s: stream time at which the object arrived, in seconds.
         empty_s: how long the place has been visible without the object, in seconds.
-        left: whether the object was seen while it moved away.
+        left: whether the object was detected while it moved away.
     """
 
     track: int

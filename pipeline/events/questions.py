@@ -144,7 +144,7 @@ class Questions:
             state.pending, state.asked_s = False, float("-inf")
 
     def agreed(self, held: Mapping[int, _Since]) -> dict[int, _Since]:
-        """Return the tracks for which the model gave every answer that the rule expects.
+        """Return the tracks for which all answers of the model match the rule.
 
         Args:
             held: the tracks that fulfil the condition of the rule.
@@ -161,11 +161,11 @@ class Questions:
         return {**kept, FRAME: held[FRAME]} if kept and FRAME in held else kept
 
     def may_agree(self, track: int, there: bool) -> bool:
-        """Return whether the model's answers about a track are all as the rule expects, or can still become so.
+        """Return whether the model's answers about a track match the rule, or can still match it.
 
         Args:
             track: track ID.
-            there: whether the track is on the current frame, so that questions about it can be asked.
+            there: whether the track is on the current frame. If False, no new question about the track can be asked.
         """
         verified, asked = self._state("verify", "", track), self._state("ask", "", self._subject(track))
         if not self._verified(track):
@@ -175,11 +175,11 @@ class Questions:
         return there and (asked.text is None or asked.failed)
 
     def lacks(self, track: int, there: bool) -> bool:
-        """Return whether an attribute of a track is unknown and the model can still answer the question for it.
+        """Return whether the model can still provide an unknown attribute of a track.
 
         Args:
             track: track ID.
-            there: whether the track is on the current frame, so that questions about it can be asked.
+            there: whether the track is on the current frame. If False, no new question about the track can be asked.
         """
         states = [self._state("attribute", name, track) for name in self._rule.attributes]
         return any(state.pending or (there and state.text is None and not state.failed) for state in states)

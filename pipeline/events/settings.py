@@ -17,7 +17,7 @@ MAX_RULES = 64
 
 
 class Threshold(NullIsUnset):
-    """Two probability thresholds with hysteresis: a probability between them does not change the rule's answer."""
+    """Two probability thresholds with hysteresis. Between the thresholds, the previous decision remains."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -81,11 +81,7 @@ Attribute = Annotated[AttributeSettings, BeforeValidator(_question)]
 
 
 def _require_object(value: object, info: Any, *without: str) -> None:
-    """Check that a setting with a question is not used with a condition that has no object to ask about.
-
-    Raises:
-        ValueError: if the condition has one of the kinds in `without`.
-    """
+    """Raise ValueError if a question is set for a condition that has no object, such as `absent`."""
     if value and "when" in info.data and (kind := parse(info.data["when"]).kind) in without:
         raise ValueError(
             f"questions cannot be used with the condition '{kind}', because there is no object to ask about"

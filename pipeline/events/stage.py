@@ -151,7 +151,7 @@ class EventStage:
         return {event.id: event.frame_time for event in going if event is not None and event.end_time is None}
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """Evaluate every rule on a frame. Return the result with the attributes of its tracks."""
+        """Evaluate all rules on a frame. Return the frame's result, with the attributes of its tracks added."""
         rules = self._rules
         if not rules and not self._machines and not self._resumed and self._minutes is None:
             return result

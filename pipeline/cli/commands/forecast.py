@@ -85,10 +85,7 @@ def _cdf(count: int, mean: float) -> float:
 
 
 def _solve(reached: Callable[[float], bool], count: int) -> float:
-    """Return the smallest mean for which `reached` returns True, found by bisection.
-
-    If `reached` returns True for a mean, it must return True for every larger mean.
-    """
+    """Return the smallest Poisson mean for which `reached` returns True, by bisection. `reached` must be monotonic."""
     low, high = 0.0, 2.0 * count + 20
     for _ in range(60):
         middle = (low + high) / 2

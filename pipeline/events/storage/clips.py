@@ -62,10 +62,9 @@ class Moment:
         return Moment(self.steady + seconds, None if self.captured is None else self.captured + seconds)
 
     def until(self, packet: CodedPacket) -> float:
-        """Return the seconds from this time to the time of a packet.
+        """Return the time from this moment to a packet, in seconds.
 
-        The capture times are compared if both are known and agree with the arrival times. Otherwise the arrival times
-        are compared.
+        Capture times are used if both are known and agree with the arrival times. Otherwise, arrival times are used.
         """
         passed = packet.arrived_at - self.steady
         if self.captured is None or packet.captured_at is None:
@@ -151,9 +150,9 @@ class PacketRing:
             return bool(self._packets) and time.until(self._packets[-1]) > _ROUNDING_S
 
     def cut(self, begin: Moment, end: Moment) -> list[CodedPacket]:
-        """Return the packets between two times.
+        """Return the packets between two times, starting with the last keyframe at or before `begin`.
 
-        They start with the last keyframe at or before `begin`, if available.
+        If there is no such keyframe, start with the oldest packet.
         """
         with self._lock:
             packets = list(self._packets)

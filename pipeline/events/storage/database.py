@@ -89,7 +89,7 @@ def is_sound(db: sqlite3.Connection) -> bool:
 
 
 def is_trouble(error: Exception) -> bool:
-    """Return whether an error comes from the disk or from another process, so that a retry can succeed."""
+    """Return whether an error is temporary, such as a full disk or a lock of another process."""
     return isinstance(error, OSError) or (_code(error) & 0xFF in _TROUBLE and not is_damaged(error))
 
 

@@ -80,9 +80,8 @@ class MediaWriter:
 
         Args:
             file: the media file.
-            work: function that writes the file to the path in its argument. None if the file already exists; then only
-                `noted` is called.
-            whole: whether the file is complete after this call. `noted` is not called for an incomplete file.
+            work: function that writes the file to the given path. None if the file already exists.
+            whole: whether the file is complete after this call. If False, the file is not reported to `noted`.
         """
         try:
             self._waiting.put_nowait((file, work, whole))
@@ -202,10 +201,9 @@ class Recorder:
         return self._file is not None or self.ring.newest is not None
 
     def resume(self, event: Event) -> None:
-        """Continue the media files of an event that began on another worker, if the files are on this machine.
+        """Continue to record an event that began on another worker. New video is appended to the existing clip.
 
-        New video is appended to the clip. The snapshot does not change. A snapshot is always written before its clip,
-        so a missing snapshot means that the files are on another machine. The event is then not recorded here.
+        If the media files of the event are on another machine, the event is not recorded here.
         """
         if not self._writer.path(event.id, "snapshot").exists():
             self._stream = event.stream
@@ -312,7 +310,6 @@ class Recorder:
         return (now > time.steady and self.ring.reaches(time)) or now > time.steady + _SKEW_S
 
     def _take_larger(self, now: float) -> None:
-        """Find the packets of the best frames in the camera's second stream, and write the snapshots that are due."""
         for going in (self._recordings, self._ending):
             for name, recording in going.items():
                 if (best := recording.best) is None:

@@ -78,12 +78,12 @@ Write = Callable[[sqlite3.Connection], Any]
 
 @dataclass(slots=True, frozen=True)
 class _Job:
-    """A job of the thread that writes the database.
+    """A write for the database thread.
 
     Attributes:
-        write: function that makes the changes in the database.
-        lasting: whether to retry the job later if the disk cannot be written now. No caller waits for the result.
-        frees: whether the job deletes data. On a full disk, it runs at once and uses the reserved disk space.
+        write: function that changes the database.
+        lasting: whether to retry the write after a disk error.
+        frees: whether the write deletes data. On a full disk, such a write uses the reserved disk space.
     """
 
     write: Write
@@ -235,7 +235,7 @@ class EventStore(EventReader):
         return verdict
 
     def keep_verdict(self, verdict: Verdict) -> None:
-        """Store the false-alarm mark of an event that is in another store; see `judge`."""
+        """Store a false-alarm mark here. The marked event can be in the event store of another machine."""
         self._wait(lambda db: self._keep_verdict(db, verdict))
 
     def flush(self) -> None:
