@@ -1,4 +1,4 @@
-"""The analytics stage of a stream: it tracks objects, and counts objects in zones and objects that cross lines."""
+"""The analytics stage of a stream. It tracks objects, counts objects in zones, and counts objects that cross lines."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 class AnalyzeStage:
     """Tracks objects, counts objects in zones, and counts objects that cross lines.
 
-    If the settings have no tracking, zones or lines, the stage returns results unchanged.
+    If tracking is off and there are no zones and lines, the stage returns results unchanged.
 
     Attributes:
         heat: heatmap of object positions.
 
     Args:
         settings: analytics settings of the stream.
-        still_before: returns the duration of the period without motion before a frame, by frame index, in seconds. Lost
-            tracks do not expire during this period.
+        still_before: returns how long there was no motion before a frame, in seconds. Its argument is the index of the
+            frame. Lost tracks do not expire during this time.
         track: whether to track objects even if the settings do not require it, because rules need tracks.
     """
 
@@ -72,7 +72,7 @@ class AnalyzeStage:
             self._lines |= {name: old for name, old in old_lines.items() if settings.lines.get(name) == old.settings}
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """Return the result with track IDs, zones, and zone and line counts added."""
+        """Add track IDs, the zones of each object, and the counts of zones and lines to a result."""
         if self._masks:
             result = _without(result, self._masks)
         self.heat.add(frame, result)
@@ -102,7 +102,7 @@ class AnalyzeStage:
 
     @property
     def kept(self) -> dict[str, int]:
-        """The number of tracks in memory, and the number of minutes with object counts in memory."""
+        """The number of tracks in memory, and the number of minutes whose object counts are in memory."""
         return {"tracks": len(self._track.tracker) if self._track else 0, "minutes": len(self._log)}
 
     def minutes(self, since: float = 0.0) -> list[Minute]:
@@ -124,7 +124,7 @@ class AnalyzeStage:
         return Totals(dict(self._objects), zones, {name: line.counts() for name, line in self._lines.items()})
 
     def _count(self, result: Result, seconds: float, track: TrackStage) -> tuple[Result, Mapping[int, tuple[str, ...]]]:
-        """Return the result with zone and line counts added, and the zones that contain each track, by track ID."""
+        """Add the counts of zones and lines to a result. Also return the names of each object's zones, by track ID."""
         found: list[Box | Spot] = [*result.detections.boxes, *result.points.points]
         sightings = [
             Sighting(one.track_id, one.label, one.score, _box_of(one)) for one in found if one.track_id is not None
@@ -179,7 +179,7 @@ def _without(result: Result, masks: list[ZoneSettings]) -> Result:
 
 
 def _in_zones(box: Box, zones: tuple[str, ...]) -> Box:
-    """Return a copy of a box with other zone names. This is faster than `dataclasses.replace`."""
+    """Copy a box, and set its zone names. A direct constructor call is faster than `dataclasses.replace`."""
     place = box.x1, box.y1, box.x2, box.y2
     return Box(box.label, box.score, *place, box.track_id, box.speed, zones, box.predicted)
 

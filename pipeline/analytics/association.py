@@ -1,4 +1,4 @@
-"""Associates detections with tracks: computes the overlap of boxes and the optimal one-to-one assignment."""
+"""Associates detections with tracks: computes the IoU of boxes and the optimal assignment of boxes to tracks."""
 
 from __future__ import annotations
 

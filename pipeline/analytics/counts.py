@@ -25,7 +25,7 @@ class Totals:
 
     Attributes:
         objects: number of tracks that received a track ID, by label.
-        zones: number of objects that `entered` and that `left`, and that are now `inside`, by zone and label.
+        zones: number of objects that `entered`, that `left`, and that are `inside` now, by zone and label.
         lines: number of crossings `forward` and `backward`, by line and label.
     """
 
@@ -36,9 +36,7 @@ class Totals:
     def since(self, earlier: Totals) -> Totals:
         """Return the difference between these counts and earlier counts.
 
-        `inside` is the current value, not a difference.
-
-        Zones and lines that are missing in the earlier counts have an earlier count of 0.
+        `inside` is the current number of objects, not a difference. If a zone or line is new, its earlier counts are 0.
         """
         objects = {label: count - earlier.objects.get(label, 0) for label, count in self.objects.items()}
         return Totals(
@@ -53,9 +51,8 @@ class Minute:
     """The object counts of one minute.
 
     Attributes:
-        start: time at which the minute starts, in seconds: Unix time for a live stream, time since the start of the
-            file for a file.
-        counts: the counts added during the minute.
+        start: start of the minute, in seconds: Unix time for a live stream, or time since the start of a video file.
+        counts: increase of the counts during the minute.
     """
 
     start: int
@@ -63,13 +60,13 @@ class Minute:
 
 
 def add_label(counter: Counter[str], label: str) -> None:
-    """Count one object by its label. If the counter has `MOST_LABELS` labels, an object with a new label is ignored."""
+    """Count one object. An object with a new label is ignored if there are already `MOST_LABELS` labels."""
     if label in counter or len(counter) < MOST_LABELS:
         counter[label] += 1
 
 
 class CountLog:
-    """The object counts of each minute of the last 24 hours."""
+    """Stores the object counts of a stream for each of the last 1440 minutes with frames."""
 
     def __init__(self) -> None:
         self._minutes: deque[Minute] = deque(maxlen=_MINUTES)
@@ -78,14 +75,13 @@ class CountLog:
         self._untaken = 0  # number of newest minutes that `take` has not returned yet
 
     def __len__(self) -> int:
-        """Return the number of stored minutes, at most 1,440."""
+        """Return the number of stored minutes, at most 1440."""
         return len(self._minutes)
 
     def due(self, captured_at: float) -> bool:
-        """Return whether a frame with this capture time starts a new minute.
+        """Return whether a frame with this capture time starts a new minute of object counts.
 
-        A frame of the previous minute starts no new minute, because capture times can jump back when the camera's clock
-        becomes known.
+        The previous minute is not a new minute: capture times can jump back when the camera's clock becomes known.
 
         Args:
             captured_at: capture time of the frame, in seconds.
@@ -93,23 +89,23 @@ class CountLog:
         return self._now is None or not self._now - 1 <= int(captured_at // MINUTE_S) <= self._now
 
     def turn(self, captured_at: float, totals: Totals) -> None:
-        """Start a new minute with a frame. Call this before the objects of the frame are counted.
+        """End the current minute of object counts, and start the minute of a new frame.
 
         Args:
-            captured_at: capture time of the frame, in seconds.
-            totals: total counts before the frame.
+            captured_at: capture time of the new frame, in seconds.
+            totals: total counts before the objects of the new frame are counted.
         """
         if self._now is not None:
             self._end(self._now, totals)
         self._now, self._before = int(captured_at // MINUTE_S), totals
 
     def take(self, last: Totals | None = None) -> list[Minute]:
-        """Return the minutes that ended since the last call, in the order in which they ended.
+        """Return the object counts of the minutes that ended since the last call, in the order in which they ended.
 
-        The start times of the minutes can decrease, because the camera's clock can be set back.
+        If the camera's clock is set back, a minute can start earlier than the minute before it.
 
         Args:
-            last: the total counts at the end of the stream, to complete the current minute. None before the end.
+            last: total counts at the end of the stream, which complete the current minute; otherwise None.
         """
         if last is not None and self._now is not None:
             self._end(self._now, last)
@@ -119,7 +115,7 @@ class CountLog:
         return taken
 
     def since(self, start: float, totals: Totals) -> list[Minute]:
-        """Return the minutes that end after the time `start`, including the current minute.
+        """Return the object counts of all minutes that end after the time `start`, including the current minute.
 
         Args:
             start: capture time, in seconds.

@@ -1,4 +1,4 @@
-"""Heatmaps of object positions: `Heat` for live display, and a stage that writes an image at the end of a stream."""
+"""The heatmap of object positions, and the stage that writes the heatmap as an image at the end of a stream."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _MOST_S = 1.0  # longest time that one frame accounts for, even after dropped fr
 
 
 class Heat:
-    """Accumulates how long objects were at each position since the start of the stream, in seconds.
+    """Accumulates how long objects were at each position of the frame since the start of the stream, in seconds.
 
-    One thread adds frames. Other threads can read concurrently; the newest frame may be missing in what they read.
+    One thread adds frames. Other threads can read concurrently, but their data may lack the newest frame.
     """
 
     def __init__(self) -> None:

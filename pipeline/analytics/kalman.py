@@ -30,7 +30,7 @@ _STILL = np.eye(5)
 
 
 def start(boxes: Floats) -> Floats:
-    """Return the Kalman states (5, 4, n) of new boxes, with zero velocity.
+    """Return the initial Kalman states (5, 4, n) of boxes, with zero velocity.
 
     Args:
         boxes: (4, n) centre x, centre y, width and height, in any unit.
@@ -44,14 +44,14 @@ def start(boxes: Floats) -> Floats:
 
 
 def predict(state: Floats, seconds: float) -> Floats:
-    """Predict the Kalman states for a time that is `seconds` later.
+    """Predict Kalman states for a time that is `seconds` later.
 
     The process noise is white noise in acceleration and position. A single prediction over a gap therefore gives the
     same result as a prediction for each frame of the gap.
 
     Args:
         state: (5, 4, n) states.
-        seconds: time to predict, in seconds, at least 0.
+        seconds: time difference, in seconds, at least 0.
     """
     steps = seconds / STEP_S
     noise = _VELOCITY**2 * steps
@@ -67,7 +67,7 @@ def predict(state: Floats, seconds: float) -> Floats:
 
 
 def correct(state: Floats, boxes: Floats) -> Floats:
-    """Update predicted Kalman states with measured boxes. Return the new states.
+    """Correct predicted Kalman states with measured boxes. Return the new states.
 
     Args:
         state: (5, 4, n) states, predicted for the time of the measured boxes.

@@ -47,7 +47,7 @@ class Motion:
     """The motion in a frame.
 
     Attributes:
-        changed: (rows, n) bool map: whether a pixel differs from its average over the last second. False inside masks.
+        changed: (rows, n) bool map of the pixels that differ from their recent average. False inside masks.
         area: changed fraction of the frame, from 0 to 1. It is 1 for the first frame.
     """
 
@@ -61,7 +61,7 @@ class MotionMap:
     The result for a frame is computed once, even if several callers request it.
 
     Args:
-        rows: number of rows of the map. The number of columns follows from the aspect ratio of the frame.
+        rows: number of rows of the motion map. The number of columns follows from the aspect ratio of the frame.
         read: reads the luma of a frame in GPU memory; None converts every frame on the CPU.
     """
 
@@ -75,11 +75,11 @@ class MotionMap:
         self._newest: tuple[int, Motion] | None = None
 
     def see(self, frame: Frame, masks: Sequence[Sequence[Point]] = ()) -> Motion:
-        """Return the changed pixels and the changed area of a frame.
+        """Return the pixels of a frame that show motion, and their fraction of the frame.
 
         Args:
             frame: the frame.
-            masks: polygons in which motion is ignored, in fractions of the frame size.
+            masks: polygons in which motion is ignored, in normalized coordinates (0 to 1).
         """
         if self._newest is not None and self._newest[0] == frame.index and self._masks == masks:
             return self._newest[1]
@@ -100,9 +100,9 @@ class MotionMap:
         return Motion(changed, float(changed.mean()))
 
     def _luma(self, frame: Frame) -> Luma:
-        """Return the luma of a frame, scaled down and blurred, as (rows, n) float32 from 0 to 255.
+        """Return the luma of a frame, downscaled and blurred, as (rows, n) float32 from 0 to 255.
 
-        Also store the contrast of the frame, which determines the threshold for motion.
+        Also record the contrast of the frame. The motion threshold depends on the contrast of recent frames.
         """
         width, height = frame.width, frame.height
         size = max(1, round(width * self._rows / height)), self._rows
@@ -124,7 +124,7 @@ class MotionMap:
 
 
 def _watched(shape: tuple[int, ...], masks: Sequence[Sequence[Point]]) -> NDArray[np.bool_]:
-    """Return a bool map of shape (rows, n) that is False inside the mask polygons."""
+    """Return a bool map (rows, n) of the pixels in which motion counts: False inside the mask polygons."""
     masked = np.zeros(shape, np.uint8)
     for polygon in masks:
         corners = np.array(polygon) * (shape[1], shape[0])
@@ -138,7 +138,7 @@ class MotionGate:
 
     Args:
         settings: minimum changed area (`motion_area`), masks and heartbeat interval.
-        motion: detects the motion. The saccade stage can use the same object.
+        motion: motion detector. The saccade stage can share it.
     """
 
     def __init__(self, settings: AnalyticsSettings | None = None, motion: MotionMap | None = None) -> None:
@@ -150,7 +150,7 @@ class MotionGate:
         self._still: dict[int, float] = {}
 
     def configure(self, settings: AnalyticsSettings) -> None:
-        """Apply new values of `motion_area`, masks and heartbeat from the next frame on. Thread-safe."""
+        """Apply new values of the motion area, masks and heartbeat interval from the next frame on. Thread-safe."""
         self._settings = settings
 
     def admit(self, frame: Frame) -> bool:
@@ -178,10 +178,10 @@ class MotionGate:
         return self._motion.see(frame, self._settings.motion_mask).area >= self._settings.motion_area
 
     def still_before(self, index: int) -> float:
-        """Return the duration of the period without motion before an admitted frame, in seconds. Thread-safe.
+        """Return how long there was no motion before an admitted frame, in seconds. Thread-safe.
 
-        Call this method once for each frame. If a newer frame has replaced an admitted frame, the period before the
-        replaced frame is included.
+        Call this method once for each frame. The time before older admitted frames that have not been queried is
+        included.
 
         Args:
             index: index of the frame.

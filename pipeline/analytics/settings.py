@@ -17,7 +17,7 @@ ImageName = Annotated[Text, Field(pattern=r"(?i)\.(png|jpe?g)$"), WrapValidator(
 
 
 def _points(value: object) -> object:
-    """Parse a string such as `.1,.2,.5,.2,.5,.9` (x1,y1,x2,y2,…) into points. Any other value is returned unchanged."""
+    """Parse coordinates in text form, such as `.1,.2,.5,.2`, into points (x, y). Return other values unchanged."""
     if isinstance(value, str):
         try:
             value = [float(number) for number in value.split(",")]
@@ -69,7 +69,7 @@ def _line(points: list[Point]) -> list[Point]:
 
 
 class SizeSettings(NullIsUnset):
-    """The expected size of objects, given by one box near the camera and one box far from the camera.
+    """The expected size of objects, given by a sample box near the camera and a sample box far from the camera.
 
     The expected size at other positions is interpolated between the two boxes.
     """
@@ -94,9 +94,10 @@ class SizeSettings(NullIsUnset):
         return value
 
     def fits(self, box: tuple[float, float, float, float]) -> bool:
-        """Return whether a box has the size that is expected at the position of its lower edge.
+        """Return whether a box has about the expected size of an object at its distance from the camera.
 
-        A box at the border of the image can be smaller, because the image cuts it off.
+        The lower edge of the box shows the distance. A box at an edge of the image can be smaller, because the image
+        edge cuts the object.
         """
         (x1, y1, x2, y2), (near, far) = box, (self.near, self.far)
         k = (y2 - far[1][1]) / (near[1][1] - far[1][1])
@@ -107,7 +108,7 @@ class SizeSettings(NullIsUnset):
 
 
 class RegionSettings(NullIsUnset):
-    """The settings that zones and lines have in common, such as the labels to count and the anchor point of a box."""
+    """The common settings of zones and lines, such as the labels to count and the anchor point of a box."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -151,9 +152,9 @@ class LineSettings(RegionSettings):
 
 
 def _regions(points_key: str) -> BeforeValidator:
-    """Return a validator for zones or lines in short form: strings such as `name=.1,.2,…`, or plain lists of points.
+    """Return a validator that also accepts zones or lines in short form: `name=.1,.2,…`, or only the points.
 
-    The validator converts them to mappings of settings, by name.
+    The validator converts the short form to a mapping from each name to its settings.
     """
 
     def read(value: object) -> object:

@@ -1,4 +1,4 @@
-"""Stages and gates: their interfaces, and the tables of the stages and gates that a configuration can name.
+"""The interfaces of stages and gates, and the registries of the stages and gates that a configuration can name.
 
     STAGES["count"] = CountStage      # `stages: [count]` in a configuration, `--stage count` on the command line
 
@@ -23,34 +23,34 @@ class Stage(Protocol):
     def process(self, frame: Frame, result: Result) -> Result:
         """Return the result of `frame` for the next stage or the sinks.
 
-        The method runs in one thread, in stream order, for each frame that the engine has processed.
-        `frame.dropped_before` is the number of frames dropped since the previous frame. If the method raises an
-        exception, the frame counts as failed, as after an error of the engine.
+        This method is called in one thread, in the order of the frames, for each frame that the engine has processed.
+        `frame.dropped_before` is the number of frames that were dropped since the previous call. If the method raises
+        an exception, the frame counts as failed.
         """
 
 
 @runtime_checkable
 class ClosableStage(Stage, Protocol):
-    """A stage that must release resources."""
+    """A stage that holds resources, such as a file, and must release them."""
 
     def close(self) -> None:
         """Release the resources of the stage.
 
-        Called once: after the last `process` of the stream, or when the stream is closed without having started.
+        This method is called once: after the last frame of the stream, or when the stream is closed before its start.
         """
 
 
 @runtime_checkable
 class KeepingStage(Stage, Protocol):
-    """A stage that reports how much state it stores, to monitor memory use."""
+    """A stage that reports the number of items it stores in memory, to monitor memory use."""
 
     @property
     def kept(self) -> dict[str, int]:
-        """Return the number of stored items by kind, such as `tracks`. Thread-safe."""
+        """The number of items that the stage stores in memory, by kind, such as `tracks`. Thread-safe."""
 
 
 def find_stage(stages: Iterable[object], kind: type[T]) -> T | None:
-    """Return the first stage of a class, or None if there is none."""
+    """Return the first stage that is an instance of a class, or None."""
     return next((stage for stage in stages if isinstance(stage, kind)), None)
 
 
@@ -60,8 +60,8 @@ class Gate(Protocol):
     def admit(self, frame: Frame) -> bool:
         """Return whether the engine should process `frame`.
 
-        The method runs in one thread, in stream order, before a frame is submitted. A frame that is not admitted counts
-        as dropped with the cause `gate`, and in `dropped_before` of the next admitted frame.
+        This method is called in one thread, in the order of the frames, before a frame is submitted to the engine. A
+        frame that is not admitted counts as dropped with the cause `gate`.
         """
 
 
@@ -92,7 +92,7 @@ GATES: dict[str, Callable[[], Gate]] = {"motion": _motion, "camera": _camera}
 
 
 def check_names(names: list[str], table: dict[str, Callable[[], Stage]] | dict[str, Callable[[], Gate]]) -> list[str]:
-    """Check that every name is a key of the table of stages or gates. Return the names unchanged.
+    """Check that every name is registered as a stage or gate. Return the names unchanged.
 
     Raises:
         ValueError: if a name is unknown.

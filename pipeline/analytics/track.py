@@ -1,4 +1,4 @@
-"""The tracking stage, which adds track IDs, speeds and trails (past paths) to the boxes and points of a stream.
+"""The tracking stage, which adds track IDs, speeds and trajectories to the boxes and points of a stream.
 
 The tracking algorithm is in `tracker`.
 """
@@ -35,9 +35,9 @@ def time_of(frame: Frame) -> float:
 
 
 class TrackStage:
-    """Adds track IDs and speeds to the boxes and points of a stream, and trails (past paths) to the results.
+    """Adds track IDs and speeds to the boxes and points of a stream, and the trajectories of objects to its results.
 
-    The track ID is None for a box that has no track yet, for example the first box of an object.
+    The first box of an object has no track ID yet.
 
     Args:
         start_score: lowest score of a box that can start a track. Boxes with lower scores can only continue tracks.
@@ -52,13 +52,13 @@ class TrackStage:
 
     @property
     def tracker(self) -> Tracker:
-        """The tracker of the stream."""
+        """The tracker that assigns the track IDs."""
         return self._tracker
 
     def predicted(self) -> tuple[Box, ...]:
-        """Return predicted boxes for tracks that were lost recently.
+        """Return predicted boxes of objects whose detections have been missing for less than `BRIDGE_S` seconds.
 
-        The score of a box is the last score of its track.
+        The score of a predicted box is the score of the last detection.
         """
         unseen = self._tracker.unseen()
         boxes = []
@@ -70,12 +70,12 @@ class TrackStage:
         return tuple(boxes)
 
     def trails_of(self, boxes: Iterable[Box]) -> tuple[Trail, ...]:
-        """Return the trail (the past path of the object) for each predicted box."""
+        """Return the trajectory (past positions) of each object in `boxes`."""
         known = [(box, self._trails[box.track_id][1]) for box in boxes if box.track_id in self._trails]
         return tuple(Trail(box.track_id or 0, box.label, (*places, bottom_of(box))) for box, places in known)
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """Return the result with track IDs, speeds and trails added."""
+        """Add track IDs, speeds and trajectories to a result."""
         found: list[Box | Spot] = [*result.detections.boxes, *result.points.points]
         seconds = time_of(frame)
         ids, velocities = self._tracker.update(*self._arrays(found, frame), seconds)
@@ -97,7 +97,7 @@ class TrackStage:
         )
 
     def _arrays(self, found: list[Box | Spot], frame: Frame) -> tuple[Floats, Floats, Ints]:
-        """Return the corners (n, 4), scores (n,) and class numbers (n,) of the detections."""
+        """Return the corners (n, 4), scores (n,) and class indices (n,) of all boxes and points."""
         side = _POINT_SIZE / 2 * min(frame.width, frame.height)
         x, y = side / frame.width, side / frame.height
         corners = [
@@ -117,7 +117,7 @@ class TrackStage:
         return known
 
     def _follow(self, tracked: list[Box | Spot], seconds: float) -> Iterator[Trail]:
-        """Add the position of each track to its trail (its past path), and yield the trail of each visible track."""
+        """Add the current position of each object to its trajectory, and yield the trajectory."""
         for one in tracked:
             if one.track_id is None:
                 continue
@@ -137,15 +137,18 @@ class TrackStage:
 
 
 def bottom_of(one: Box | Spot) -> Place:
-    """Return the point at which an object touches the ground.
+    """Return the point at which an object touches the ground: the midpoint of the lower edge of its box.
 
-    This is the midpoint of a box's lower edge. For a point detection, it is the point.
+    For a point detection, return the point.
     """
     return ((one.x1 + one.x2) / 2, one.y2) if isinstance(one, Box) else (one.x, one.y)
 
 
 def _numbered(one: Box | Spot, number: int, speed: float) -> Box | Spot:
-    """Return a copy of a detection with a track ID and a speed. This is faster than `dataclasses.replace`."""
+    """Copy a detection, and set its track ID and speed.
+
+    A direct constructor call is faster than `dataclasses.replace`.
+    """
     if isinstance(one, Box):
         return Box(one.label, one.score, one.x1, one.y1, one.x2, one.y2, number, speed, one.zones, one.predicted)
     return Spot(one.label, one.score, one.x, one.y, number, speed, one.zones, one.predicted)

@@ -1,8 +1,9 @@
-"""Assigns track IDs with the association of BoT-SORT, without camera motion compensation and appearance features.
+"""Assigns track IDs with the data association of BoT-SORT, without camera motion compensation and appearance features.
 
-First, the tracker pairs high-score boxes with tracks; the similarity is overlap times score. Then, as in ByteTrack, it
-pairs low-score boxes with unpaired tracks that were visible on the previous frame. Last, it pairs the remaining
-high-score boxes with tracks that have only one box so far. All tracks are stored in arrays and are updated together.
+First, the tracker associates high-score boxes with tracks. The similarity is IoU times score. Then, as in ByteTrack, it
+associates low-score boxes with the remaining tracks that were visible on the previous frame. Last, it associates the
+remaining high-score boxes with tracks that have only one box so far. All tracks are stored in arrays and are updated
+together.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class TrackerSettings:
     """The thresholds of a tracker. The defaults are the same as in BoT-SORT.
 
     Attributes:
-        high: lowest score of boxes that are paired first. A box with a lower score can only continue a track.
+        high: score from which boxes are associated first. A box with a lower score can only continue a track.
         new: lowest score of a box that can start a track.
-        low: lowest score of a box that is not ignored.
+        low: score up to which boxes are ignored.
         lost_s: time without a detection after which a track ends, in seconds.
 
     Raises:
@@ -53,12 +54,12 @@ class TrackerSettings:
 
 @dataclass(slots=True, frozen=True)
 class Unseen:
-    """Lost tracks, which were not detected on the last frame, at their predicted positions.
+    """The predicted positions of lost tracks. A lost track was not detected on the last frame.
 
     Attributes:
         ids: (n,) int64 track IDs.
-        kinds: (n,) int64 class numbers.
-        boxes: (n, 4) float64 as x1, y1, x2, y2.
+        kinds: (n,) int64 class indices.
+        boxes: (n, 4) float64 predicted boxes as x1, y1, x2, y2.
         for_s: (n,) float64 time since the last detection, in seconds.
     """
 
@@ -71,8 +72,8 @@ class Unseen:
 class Tracker:
     """Tracks the objects of one stream. A track has one class, and only boxes of this class continue the track.
 
-    A track gets its ID with its second box. On the first frame of the stream, it gets its ID with its first box. IDs
-    start at 1 and are never reused. The order of the boxes does not matter.
+    A track gets its ID with its second box, or with its first box on the first frame of the stream. IDs start at 1 and
+    are never reused. The order of the boxes in a frame does not matter.
 
     Args:
         settings: thresholds of the tracker.
@@ -101,13 +102,13 @@ class Tracker:
         Args:
             boxes: (n, 4) as x1, y1, x2, y2. The unit must be the same on every frame.
             scores: (n,), from 0 to 1.
-            kinds: (n,) class number of each box.
+            kinds: (n,) class index of each box.
             seconds: time of the frame, in seconds. If it is before the previous frame, the tracker assumes a gap of
                 1/30 s.
 
         Returns:
-            (n,) track ID of each box, 0 for none; and (n, 2) velocity of each box in x and y, in units of the boxes per
-            second.
+            (n,) track ID of each box, or 0 if the box has no ID; and (n, 2) velocity of each box in x and y, per second
+            in the unit of the boxes.
         """
         passed = 0.0 if self._last is None else seconds - self._last
         first, self._last = self._last is None, seconds
@@ -141,7 +142,7 @@ class Tracker:
         return ids, velocities
 
     def hold(self, seconds: float) -> None:
-        """Skip a period without motion, so that lost tracks do not expire in this period.
+        """Exclude a period without motion from the tracker's time. Lost tracks then do not expire in this period.
 
         Args:
             seconds: duration of the period, in seconds.
@@ -150,7 +151,7 @@ class Tracker:
             self._last += seconds
 
     def unseen(self) -> Unseen:
-        """Return the lost tracks that have a track ID."""
+        """Return the predicted positions of lost tracks. Tracks without a track ID are omitted."""
         rows = np.nonzero((self._ids > 0) & (self._seen_at < self._clock))[0] if self._hidden else _NONE
         boxes = corners_of(self._state[0][:, rows]).T
         return Unseen(self._ids[rows], self._kinds[rows], boxes, self._clock - self._seen_at[rows])
@@ -161,13 +162,13 @@ class Tracker:
         return self._ids[self._ids > 0]
 
     def _pair(self, likeness: Floats, scores: Floats, seen_before: float, track_of: Ints) -> None:
-        """Pair boxes with tracks, and write the index of each box's track into `track_of`.
+        """Associate boxes with tracks, and write the index of each box's track into `track_of`.
 
         Args:
-            likeness: similarity of each track (row) and box (column), from 0 to 1.
+            likeness: (n, m) similarity of each track and each box, from 0 to 1.
             scores: score of each box.
             seen_before: time of the previous frame, in seconds.
-            track_of: result, one track index per box; negative for an unpaired box.
+            track_of: output, one track index per box; negative for a box without a track.
         """
         settings = self._settings
         fused = likeness * scores
@@ -191,9 +192,9 @@ class Tracker:
             track_of[columns] = new[rows]
 
     def _take(self, measured: Floats, track_of: Ints) -> int:
-        """Update tracks with their boxes. A new track gets its ID with its second box.
+        """Correct the tracks with their associated boxes. Return the number of these tracks.
 
-        A new track without a second box on the next frame is deleted. Return the number of updated tracks.
+        A new track gets its ID with its second box. If the next frame has no box for a new track, the track is deleted.
         """
         columns = np.nonzero(track_of >= 0)[0]
         rows = track_of[columns]
@@ -218,7 +219,7 @@ class Tracker:
         return len(rows)
 
     def _begin(self, measured: Floats, scores: Floats, kinds: Ints, track_of: Ints, first: bool) -> int:
-        """Start tracks for unpaired boxes. Return the number of new tracks."""
+        """Start a track for each box that continues no track. Return the number of new tracks."""
         if not len(track_of) or min(track_of.tolist()) >= 0:
             return 0
         begun = np.nonzero((track_of < 0) & (scores >= self._settings.new))[0]
@@ -246,14 +247,14 @@ class Tracker:
             self._keep(self._clock - self._seen_at <= self._settings.lost_s)
 
     def _stop_growth(self, before: float) -> None:
-        """Set the size velocity in the Kalman state to 0 for tracks that were last detected before time `before`."""
+        """Keep the predicted size of lost tracks constant if their last detection was before the time `before`."""
         if self._oldest(before) < before:
             self._state[1, 2:, self._seen_at < before] = 0
 
     def _oldest(self, before: float) -> float:
-        """Return the time at which the track that has been lost longest was last detected.
+        """Return the earliest time at which any current track was last detected.
 
-        If no track was last detected before the time `before`, the result is only a lower bound.
+        If this time is after `before`, the result can be earlier than the true value.
         """
         if self._seen_since <= before:
             self._seen_since = min(self._seen_at.tolist(), default=self._clock)

@@ -1,4 +1,4 @@
-"""Counts objects: entries, exits and dwell times of zones, and crossings of lines.
+"""Counts the objects that enter and leave zones, their dwell times, and the objects that cross lines.
 
 All times are frame times in seconds, so that dropped frames do not change the durations.
 """
@@ -22,7 +22,7 @@ ends at 1."""
 
 @dataclass(slots=True, frozen=True)
 class Sighting:
-    """A tracked object on one frame: track ID, label, score, and box in fractions of the image size."""
+    """A tracked object on one frame: track ID, label, score, and box in normalized coordinates (0 to 1)."""
 
     track_id: int
     label: str
@@ -31,9 +31,9 @@ class Sighting:
 
 
 class Anchors:
-    """Selects the objects of one frame that each zone or line counts.
+    """Selects which objects of a frame each zone or line counts, by label, score and size.
 
-    A filter that several zones and lines share is evaluated once.
+    The result is cached for zones and lines with equal filters.
 
     Args:
         sightings: the tracked objects of the frame.
@@ -46,7 +46,8 @@ class Anchors:
     def of(self, region: RegionSettings) -> list[tuple[Sighting, Point]]:
         """Return the objects that a zone or line counts, each with its anchor point.
 
-        The anchor point determines whether the object is inside the zone, or on which side of the line it is.
+        The position of the anchor point decides whether the object is inside the zone, or on which side of the line it
+        is.
         """
         sizes = None if region.sizes is None else region.sizes.model_dump_json()
         key = region.anchor, region.min_score, region.min_size, sizes, *region.classes
@@ -68,7 +69,7 @@ def _concerns(region: RegionSettings, seen: Sighting) -> bool:
 
 
 def excludes(zone: ZoneSettings, seen: Sighting) -> bool:
-    """Return whether a zone with `exclude: true` suppresses an object."""
+    """Return whether an object is dropped, because it is inside a zone with `exclude: true`."""
     return _concerns(zone, seen) and contains(zone.polygon, _anchor_of(zone, seen))
 
 
@@ -80,13 +81,13 @@ def _anchor_of(region: RegionSettings, seen: Sighting) -> Point:
 
 @dataclass(slots=True)
 class Visit:
-    """The visit of a tracked object to a zone.
+    """The stay of a tracked object in a zone.
 
     Attributes:
         label: label of the object.
-        since: time at which the visit started, in seconds.
-        last: last time at which the object was inside, in seconds.
-        counted: whether the object counts as inside, which requires `inertia` seconds inside.
+        since: time of the first frame on which the object was in the zone, in seconds.
+        last: time of the last frame on which the object was in the zone, in seconds.
+        counted: whether the object counts as inside, which requires `inertia` seconds in the zone.
     """
 
     label: str
@@ -96,16 +97,16 @@ class Visit:
 
     @property
     def dwell_s(self) -> float:
-        """The duration of the visit, in seconds."""
+        """The dwell time of the object in the zone, in seconds."""
         return self.last - self.since
 
 
 class ZoneCounter:
     """Counts the objects in one zone.
 
-    An object has entered after `inertia` seconds inside. It has left after `inertia` seconds outside, or when its
-    track ends. The entry time is the time of the first frame inside, and the exit time is the time of the last frame
-    inside. An object that is occluded inside the zone still counts as inside.
+    An object counts as entered after `inertia` seconds in the zone. It counts as left after `inertia` seconds outside,
+    or when its track ends. The dwell time is the time between the first and the last frame in the zone. An object that
+    is occluded in the zone still counts as inside.
 
     Args:
         settings: settings of the zone.
@@ -126,10 +127,12 @@ class ZoneCounter:
         self._around = min(xs), min(ys), max(xs), max(ys)
 
     def update(self, anchors: Anchors, alive: Collection[int], seconds: float) -> set[int]:
-        """Update the counts of the zone with the objects of one frame. Return the track IDs inside the zone.
+        """Update the counts of the zone with the objects of one frame.
+
+        Return the track IDs of the objects inside the zone.
 
         Args:
-            anchors: the detected objects.
+            anchors: the tracked objects of the frame.
             alive: track IDs of all visible and lost tracks.
             seconds: time of the frame, in seconds.
         """
@@ -153,7 +156,7 @@ class ZoneCounter:
 
     @property
     def inside(self) -> dict[int, Visit]:
-        """The current visit of each object that counts as inside the zone, by track ID."""
+        """The objects that are inside the zone, by track ID."""
         return {number: visit for number, visit in self._visits.items() if visit.counted}
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -176,7 +179,7 @@ class ZoneCounter:
 
 @dataclass(slots=True)
 class _Side:
-    """The state of a track at a line: its last side and position, and the directions in which it was counted.
+    """The side of a line on which an object was last seen, and the directions in which the object has been counted.
 
     Positions closer to the line than `margin` are ignored.
     """
@@ -192,8 +195,8 @@ class LineCounter:
 
     Forward means from left to right for an observer at the start of the line who looks to its end.
 
-    A track counts once per direction. It has crossed when its path intersects the line and its distance on the other
-    side is at least `margin`.
+    An object counts once per direction. It has crossed when its path intersects the line, and its distance from the
+    line on the other side is at least `margin`.
 
     Args:
         settings: settings of the line.
@@ -221,10 +224,10 @@ class LineCounter:
     def update(self, anchors: Anchors, alive: Collection[int]) -> dict[int, str]:
         """Update the counts of the line with the objects of one frame.
 
-        Return the direction of each track that crossed the line on this frame, by track ID.
+        Return the direction ('forward' or 'backward') of each object that crossed the line on this frame, by track ID.
 
         Args:
-            anchors: the detected objects.
+            anchors: the tracked objects of the frame.
             alive: track IDs of all visible and lost tracks.
         """
         line, crossed = self.settings, dict[int, str]()

@@ -1,14 +1,15 @@
-"""Saccades: the model also processes small windows of a large frame at full resolution, to detect small objects.
+"""Saccades: the model also processes small regions of a large frame at full resolution, to detect small objects.
 
-The processing of one window is called a look. If no window contains a known small object, its position is predicted.
+Such a region is called a zoom window, or a look in records. Between two windows, the position of a small object is
+predicted.
 
-    memory   stores small objects: the expected position and the time of the last detection of each object
-    sweep    schedules windows so that each part of the frame is processed regularly
-    planner  chooses the windows of a frame from motion, memory and sweep
-    auto     chooses the number of windows per frame of a live stream
-    stage    the saccade stage of one stream: adds windows to frames, and merges their results
+    memory   stores small objects, and predicts their positions
+    sweep    schedules zoom windows that cover the whole frame
+    planner  chooses the zoom windows of each frame from motion, memory and sweep
+    auto     chooses the number of zoom windows per frame of a live stream
+    stage    the saccade stage of one stream: chooses zoom windows, and adds predicted boxes to results
 
-Only `stage` accesses frames and the model. The other modules compute with boxes and times.
+Only `stage` accesses frames and results. The other modules compute with boxes and times.
 """
 
 from saccade.pipeline.analytics.saccades.planner import Look, Planner, Reason

@@ -1,4 +1,4 @@
-"""Chooses the number of saccade windows per frame of a live stream, from the engine's idle time and dropped frames."""
+"""Chooses the number of zoom windows per frame of a live stream, from the engine's idle time and dropped frames."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 10.0, 160.0  # before the next attempt to add a
 
 
 class AutoCount:
-    """Chooses the number of saccade windows per frame: more if the engine is idle, fewer if it is busy or drops frames.
+    """Chooses the number of zoom windows per frame: more if the engine is idle, fewer if it is busy or drops frames.
 
     Args:
         max_fps: highest frame rate that the stream needs; None for no limit.
-        seed: seed of the random wait times. With random wait times, the streams of one engine do not all add a window
-            at the same time.
+        seed: seed of the random wait times before a window is added. Random times prevent all streams of an engine from
+            adding a window at the same time.
 
     Attributes:
-        count: current number of windows per frame.
+        count: current number of zoom windows per frame.
     """
 
     def __init__(self, max_fps: float | None = None, seed: int = 0) -> None:
@@ -35,7 +35,7 @@ class AutoCount:
         self._wait_s, self._tried_s = _FIRST_WAIT_S, -math.inf
 
     def note_offered(self, seconds: float, idle: tuple[float, float] | None = None) -> None:
-        """Record that a frame is submitted to the engine.
+        """Count a frame that is submitted to the engine. Adjust the number of zoom windows every two seconds.
 
         Args:
             seconds: time of the frame, in seconds.
@@ -51,13 +51,13 @@ class AutoCount:
         self._offered += 1
 
     def note_done(self) -> None:
-        """Record that the result of a frame has arrived."""
+        """Count a frame that the engine has processed."""
         self._done += 1
 
     def _idle_share(self, idle: tuple[float, float] | None) -> float:
-        """Return the fraction of time that the engine was idle since the last decision on the number of windows.
+        """Return the fraction of time (0 to 1) that the engine was idle since the number of windows was last adjusted.
 
-        The fraction is from 0 to 1. Return 1 if unknown.
+        Return 1 if the fraction is unknown.
         """
         if idle is None or self._idle is None or idle[0] <= self._idle[0]:
             return 1.0

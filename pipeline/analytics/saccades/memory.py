@@ -1,8 +1,8 @@
-"""Stores the small objects of a stream: expected position, confidence, and times of detections and processed windows.
+"""Stores the small objects of a stream, and predicts their positions between two detections.
 
-The model detects a small object only in frames with a saccade window on the object. Between two windows, the position
-of the object is predicted. The position of a moving object is extrapolated from its velocity for a short time. A
-stationary object is predicted at its last position while there is no motion. Boxes are in pixels.
+The model detects a small object only in a frame with a zoom window on the object. In other frames, the position is
+predicted. The position of a moving object is extrapolated from its velocity for a short time. A stationary object is
+predicted at its last position while there is no motion. Boxes are in pixels.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Known:
     Attributes:
         found: the last detection.
         speed: velocity of the centre in x and y, in pixels per second.
-        first_s, found_s: times of the first and the last detection, in seconds.
-        looked_s: time of the last processed window that contained the object, in seconds.
+        first_s, found_s: time of the first detection and of the last detection, in seconds.
+        looked_s: time of the last zoom window that contained the object, in seconds.
         moved_s: time of the last motion at the object's position, in seconds.
         started_s: time at which the last movement started, in seconds.
         finds: number of detections.
-        misses: number of processed windows that contained the object without a detection, since the last detection.
+        misses: number of zoom windows since the last detection that did not detect the object.
     """
 
     found: Found
@@ -70,7 +70,7 @@ class Known:
     misses: int = 0
 
     def box_at(self, seconds: float) -> Rect:
-        """Return the expected box of the object at the time `seconds`, in pixels."""
+        """Return the predicted box of the object at the time `seconds`, in pixels."""
         x1, y1, x2, y2 = self.found.box
         if not self.moves(seconds):
             return self.found.box
@@ -79,18 +79,18 @@ class Known:
         return x1 + dx, y1 + dy, x2 + dx, y2 + dy
 
     def moves(self, seconds: float) -> bool:
-        """Return whether the object is moving, or moved less than `MOVING_S` seconds ago."""
+        """Return whether there was motion at the position of the object less than `MOVING_S` seconds ago."""
         return seconds - self.moved_s < MOVING_S
 
     def unseen(self, seconds: float) -> float:
-        """Return how long the position of the object has been uncertain, in seconds.
+        """Return how long the position of the object has been unknown, in seconds: since the last detection.
 
-        After a detection, the position is certain until there is motion at this position.
+        If the object was at rest after the detection, count only the time since it started to move.
         """
         return seconds - max(self.found_s, self.started_s if self.moves(seconds) else self.found_s)
 
     def note_motion(self, seconds: float) -> None:
-        """Record motion at the position of the object."""
+        """Record that the frame at the time `seconds` shows motion where the object is."""
         if not self.moves(seconds):
             self.started_s = seconds
         self.moved_s = seconds
@@ -102,7 +102,7 @@ class Known:
 
 
 class Memory:
-    """Stores the small objects of one stream.
+    """Stores the small objects that were detected in one stream.
 
     Args:
         still_s: how long a stationary object is predicted without a detection, in seconds.
@@ -124,20 +124,19 @@ class Memory:
                 one.note_motion(seconds)
 
     def note_look(self, window: Rect, seconds: float) -> None:
-        """Record that a window was submitted to the engine. Its result is not available yet."""
+        """Record which objects are in a zoom window that was submitted to the engine."""
         for one in self.known:
             if inside(one.box_at(seconds), _core(window)):
                 one.looked_s = seconds
 
     def update(self, found: Sequence[Found], looked: Sequence[Rect], seconds: float) -> list[Found]:
-        """Store the detections of a frame.
+        """Store the detections of a frame. Return predicted detections of small objects outside the zoom windows.
 
-        Return predicted detections for small objects that are outside the windows of the frame, or were missed only
-        briefly.
+        An object inside a zoom window is also predicted if the model missed it only for a short time.
 
         Args:
             found: the detected small objects.
-            looked: the windows of the frame, in pixels.
+            looked: the zoom windows of the frame, in pixels.
             seconds: time of the frame, in seconds.
         """
         expected = [one.box_at(seconds) for one in self.known]
@@ -162,7 +161,10 @@ class Memory:
         return [one for one in held if all(_apart(one, other) for other in found)]
 
     def _pair(self, found: Sequence[Found], expected: Sequence[Rect]) -> dict[int, int]:
-        """Match stored objects to detections by their boxes. Return the detection's index by the object's index."""
+        """Match stored objects to detections by their boxes.
+
+        Return pairs {index of the object: index of the detection}.
+        """
         if not found or not expected:
             return {}
         likeness = iou(_grown(expected), _grown([one.box for one in found]))
@@ -193,7 +195,7 @@ def inside(box: Rect, window: Rect) -> bool:
 
 
 def _core(window: Rect) -> Rect:
-    """Return a window without its margin, where objects can be cut off. The margin is removed on all sides."""
+    """Return a window without the margin in which objects can be cut off by the window edge."""
     x, y = EDGE * (window[2] - window[0]), EDGE * (window[3] - window[1])
     return window[0] + x, window[1] + y, window[2] - x, window[3] - y
 
@@ -213,7 +215,7 @@ def _take(one: Known, found: Found, seconds: float) -> None:
 
 
 def _apart(one: Found, other: Found) -> bool:
-    """Return whether two boxes are different objects: their labels differ, or the boxes overlap little."""
+    """Return whether two detections are different objects: their labels differ, or their boxes overlap little."""
     shared = shared_area(one.box, other.box)
     return one.label != other.label or shared < 0.4 * min(rect_area(one.box), rect_area(other.box))
 
@@ -223,10 +225,7 @@ def _centre(box: Rect) -> tuple[float, float]:
 
 
 def _grown(boxes: Sequence[Rect]) -> Floats:
-    """Return boxes (n, 4), enlarged for IoU matching.
-
-    A small object can move by more than its size between two windows. Its boxes would then not overlap.
-    """
+    """Return enlarged boxes (n, 4) for IoU matching, so that the boxes of a fast small object still overlap."""
     corners = np.array(boxes, np.float64)
     size = (corners[:, 2:] - corners[:, :2]) * _GROWTH
     corners[:, :2] -= size

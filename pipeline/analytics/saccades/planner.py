@@ -1,13 +1,12 @@
-"""Chooses the saccade windows of each frame, from motion, small objects, and areas without a recent window.
+"""Chooses the zoom windows of each frame, from motion, small objects, and areas without a recent zoom window.
 
-Every request for a window has an urgency, which grows with the time since the last window. A request with an urgency
-below 1 is not served. The most urgent request gets the first window. Other requests inside this window share it. If
-windows in an area with motion detect nothing, the urgency of the area decreases.
+A zoom window is a small region of a frame that the model processes at full resolution. Every request for a window has
+an urgency, which increases with the time since the last window. A request with an urgency below 1 gets no window. The
+most urgent request gets the first window. Other requests that fit into this window share it. If windows on a moving
+region detect nothing, the urgency of the region decreases.
 
-If more than a third of the frame shows motion, no window is chosen, because the camera is moving, rain is heavy, or
-the exposure has changed.
-
-The caller detects the motion and runs the model.
+If more than a third of the frame shows motion, no window is chosen. The cause is then usually a moving camera, heavy
+rain or a change of the exposure.
 """
 
 from __future__ import annotations
@@ -58,11 +57,11 @@ _CELL_ROWS = 36  # rows of the grid that records looks at motion
 
 @dataclass(slots=True, frozen=True)
 class Look:
-    """A window of a frame that the model processes at full resolution.
+    """A zoom window: a region of a frame that the model processes at full resolution.
 
     Attributes:
         x, y, width, height: position of the upper left corner and size, in pixels.
-        reason: reason of the most urgent request in the window.
+        reason: why the region needs a zoom window: motion, a tracked object, an uncertain object, or the sweep.
     """
 
     x: int
@@ -73,15 +72,15 @@ class Look:
 
     @property
     def rect(self) -> Rect:
-        """The window as x1, y1, x2, y2 in pixels."""
+        """The corners x1, y1, x2 and y2 of the zoom window, in pixels."""
         return float(self.x), float(self.y), float(self.x + self.width), float(self.y + self.height)
 
 
 @dataclass(slots=True, frozen=True)
 class _WindowRequest:
-    """A request for a window on an object.
+    """A request for a zoom window on an object or a moving region.
 
-    `misses` is the number of consecutive windows that did not detect the object.
+    `misses` is the number of consecutive zoom windows that did not detect the object.
     """
 
     box: Rect
@@ -91,13 +90,13 @@ class _WindowRequest:
 
 
 class Planner:
-    """Chooses the saccade windows of one stream. Not thread-safe.
+    """Chooses the zoom windows of one stream. Not thread-safe.
 
     Args:
         width, height: size of the frames in pixels.
-        columns, rows: size of the model's input for a frame with this aspect ratio, in pixels.
-        sweep_s: time in which each part of the frame is processed at least once, in seconds.
-        thrifty: whether to use fewer windows while all stored objects are stationary.
+        columns, rows: size of the model's input in pixels.
+        sweep_s: time in which zoom windows cover the whole frame once, in seconds.
+        thrifty: whether to use fewer windows, for example on stationary objects.
 
     Raises:
         ValueError: if a size or the time is not above 0.
@@ -131,23 +130,23 @@ class Planner:
 
     @property
     def useful(self) -> bool:
-        """Whether the frame is so much larger than the model's input that windows show more detail."""
+        """Whether the frame is so much larger than the model's input that zoom windows show more detail."""
         return self._glance >= (_THRIFTY_GAIN if self._thrifty else _LEAST_GAIN)
 
     @property
     def expected(self) -> Sequence[Known]:
-        """The small objects that were detected earlier."""
+        """The small objects that were detected in earlier frames."""
         return self._memory.known
 
     def choose(
         self, seconds: float, most: int, changed: NDArray[np.bool_] | None = None, moving: float = 0.0
     ) -> list[Look]:
-        """Return the windows of a frame, the most urgent first.
+        """Return the zoom windows of a frame, the most urgent first.
 
         Args:
             seconds: time of the frame, in seconds.
             most: maximum number of windows.
-            changed: (rows, n) bool map of the motion; None for no motion.
+            changed: (rows, n) bool map of the pixels with motion; None for no motion.
             moving: fraction of the frame that shows motion, from 0 to 1.
         """
         if not self.useful:
@@ -177,13 +176,11 @@ class Planner:
         return looks
 
     def note(self, seconds: float, looks: Sequence[Look], found: Sequence[Found]) -> list[Found]:
-        """Store the detections of a frame.
-
-        Return predicted detections for small objects outside the windows of the frame.
+        """Store the detections of a frame. Return predicted detections of small objects outside the zoom windows.
 
         Args:
             seconds: time of the frame, in seconds.
-            looks: windows of the frame.
+            looks: zoom windows of the frame.
             found: the detected boxes of the frame, without duplicates.
         """
         windows = [look.rect for look in looks]
@@ -225,7 +222,7 @@ class Planner:
         return wishes
 
     def _wishes_of_objects(self, seconds: float) -> list[_WindowRequest]:
-        """Return requests for windows on stored small objects, such as moving objects and objects with a low score."""
+        """Return one request for a zoom window per small object that needs a new detection."""
         wishes = []
         for one in self._memory.known:
             waited = seconds - max(one.found_s, one.looked_s)
@@ -247,12 +244,12 @@ class Planner:
         return wishes
 
     def _sweeps(self, left: int, most: int, wishes: Sequence[_WindowRequest]) -> bool:
-        """Return whether the next window of a frame is a sweep window.
+        """Return whether the next zoom window of a frame is a sweep window.
 
-        Sweep windows cover the whole frame one after another.
+        Sweep windows cover the frame one after another.
 
-        If a sweep window is due, it is the last window of a frame. In the first pass over the frame, all windows of
-        every third frame are sweep windows. If a frame has only one window, a new object has priority.
+        A sweep window that is due is the last window of a frame. During the first pass over the frame, all windows of
+        every third frame are sweep windows. If a frame can have only one window, a new object has priority.
         """
         if self._sweep is None or not self._sweep.due(taken=True):
             return False
@@ -269,11 +266,10 @@ class Planner:
     # ---- windows
 
     def _share(self, wishes: Sequence[_WindowRequest], seconds: float) -> tuple[Look, list[_WindowRequest]]:
-        """Return a window that contains the region of the first request, and the requests that do not fit into it.
+        """Return a zoom window for the first request, and the requests that do not fit into this window.
 
-        The remaining area of the window covers the part of the frame that was processed longest ago. If the previous
-        window on the object had no detection, the window is shifted, so that the model sees the object in other
-        surroundings.
+        The rest of the window covers the part of the frame that was processed longest ago. If the previous window did
+        not detect the object, the new window is shifted, so that the object has a different background.
         """
         first = wishes[0]
         whole, scale, left = _enlarged(first.box, _MARGIN), self._scale(first.box), []
@@ -297,23 +293,23 @@ class Planner:
         return self._look(window, first.reason), left
 
     def _scale(self, box: Rect) -> float:
-        """Return the scale of the window for an object: the number of frame pixels per pixel of the model's input."""
+        """Return the scale of a zoom window on an object, in frame pixels per pixel of the model's input."""
         width, height = box[2] - box[0], box[3] - box[1]
         best = min(_MOST_SCALE, max(1.0, height / _GOOD_ROWS))
         return max(best, 2 * width / self._columns, 2 * height / self._rows)
 
     def _size(self, scale: float) -> tuple[float, float]:
-        """Return the width and height of a window in frame pixels.
+        """Return the width and height of a zoom window with this scale, in frame pixels.
 
-        The scale is rounded up, so that only a few sizes occur. The GPU needs compiled kernels for each size.
+        The scale is rounded up to a few values, because the GPU needs compiled kernels for each window size.
         """
         scale = math.ceil(scale * _SIZES - 1e-6) / _SIZES
         return min(self._width, self._columns * scale), min(self._height, self._rows * scale)
 
     def _look(self, window: Rect, reason: Reason) -> Look:
-        """Return a window that is shifted to lie inside the frame.
+        """Return a zoom window that is shifted to lie inside the frame.
 
-        Its position and size are even numbers, because chroma is subsampled.
+        Its position and size are even numbers of pixels, because the chroma planes are subsampled.
         """
         width, height = int(window[2] - window[0]) & ~1, int(window[3] - window[1]) & ~1
         x = int(min(max(0.0, window[0]), self._width - width)) & ~1
@@ -323,10 +319,10 @@ class Planner:
     # ---- motion
 
     def _blobs(self, changed: NDArray[np.bool_]) -> list[Rect]:
-        """Return the bounding boxes of small regions with motion, in pixels, largest first.
+        """Return the bounding boxes of regions with motion, in pixels, largest first. Large regions are omitted.
 
         Args:
-            changed: (rows, columns) bool map of the motion.
+            changed: (rows, columns) bool map of the pixels with motion.
         """
         rows, columns = changed.shape
         joined = cv2.dilate(changed.view(np.uint8), _KERNEL)
@@ -363,14 +359,11 @@ class Planner:
             self._sweep.note_asked(window, seconds)
 
     def _swept(self, window: Rect) -> bool:
-        """Return whether a window has at least the magnification of sweep windows, so that it can replace one."""
+        """Return whether a zoom window is small enough (high magnification) to count as a sweep window."""
         return window[2] - window[0] <= _SWEPT_SCALE * self._columns
 
     def _note_fruit(self, look: Look, found: Sequence[Found], seconds: float) -> None:
-        """Record whether a zoom window that was placed on a moving region detected an object.
-
-        The influence of earlier records decreases with time.
-        """
+        """Record whether a zoom window on a moving region detected an object. Older records have less weight."""
         if seconds > self._forgot_s + 1 or seconds < self._forgot_s:
             self._fruitless *= 0.5 ** (min(max(0.0, seconds - self._forgot_s), 60.0) / _FORGET_S)
             self._forgot_s = seconds

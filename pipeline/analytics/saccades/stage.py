@@ -1,6 +1,7 @@
-"""The saccade stage of one stream.
+"""The stage that adds zoom windows (saccades) to the frames of one stream, to detect small objects.
 
-The stage chooses windows of a frame before inference, and merges the results of the windows into one list of boxes.
+A zoom window is a small region of a frame that the model processes at full resolution. The stage chooses the windows
+before inference. Afterwards, it adds predicted boxes of small objects that are outside the windows.
 
 `choose` runs in the thread that submits frames. `process` runs in the thread that collects results.
 """
@@ -33,13 +34,13 @@ InputSize = Callable[[int, int], tuple[int, int]]
 
 @dataclass(slots=True, frozen=True)
 class SaccadeSettings:
-    """The saccade settings of a stream.
+    """The settings of a stream's zoom windows (saccades), which detect small objects.
 
     Attributes:
-        count: maximum number of windows per frame; None adapts the number to the idle time of the engine.
-        sweep_s: time in which each part of the frame is processed at least once, in seconds.
+        count: maximum number of zoom windows per frame; None adapts the number to the idle time of the engine.
+        sweep_s: time in which zoom windows cover the whole frame once, in seconds.
         max_fps: highest frame rate that the stream needs; None for no limit.
-        masks: polygons in which motion is ignored, in fractions of the frame size.
+        masks: polygons in which motion is ignored, in normalized coordinates (0 to 1).
     """
 
     count: int | None = 0
@@ -50,7 +51,7 @@ class SaccadeSettings:
 
 @dataclass(slots=True, frozen=True)
 class Looked:
-    """A processed window of a frame, in fractions of the frame size, and the reason for the window."""
+    """A processed zoom window of a frame, in normalized coordinates (0 to 1), and the reason for the window."""
 
     key: ClassVar[str] = "looks"
     reason: str
@@ -60,20 +61,20 @@ class Looked:
     y2: float
 
     def to_record(self, width: int, height: int) -> Mapping[str, Any]:
-        """Return the reason for the window, and its corners in pixels and in fractions of the frame size."""
+        """Return the zoom window as JSON: its reason, its corners in pixels, and its normalized corners (0 to 1)."""
         norm = self.x1, self.y1, self.x2, self.y2
         box = [round(value * side) for value, side in zip(norm, (width, height) * 2, strict=True)]
         return {"reason": self.reason, "box": box, "box_norm": [round(value, 4) for value in norm]}
 
 
 class SaccadeStage:
-    """Chooses saccade windows of each frame, and predicts small objects outside the windows. Inactive if `count` is 0.
+    """Chooses the zoom windows of each frame, and predicts small objects outside the windows.
 
     Args:
-        settings: saccade settings of the stream.
+        settings: settings of the zoom windows. The stage is inactive if `count` is 0.
         input_size: returns the size of the model's input for a frame, in pixels.
-        live: whether the source is live. For a file, a `count` of None means one window.
-        motion: detects the motion with `FINE_ROWS` rows. A motion gate can use the same object.
+        live: whether the source is live. For a video file, a `count` of None means one zoom window per frame.
+        motion: motion detector with `FINE_ROWS` rows. A motion gate can share it.
         idle_s: returns the total idle time of the engine, in seconds; None if unknown.
     """
 
@@ -97,7 +98,7 @@ class SaccadeStage:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of windows so far, by reason of the window."""
+        """The number of zoom windows since the start of the stream, by reason (such as motion)."""
         with self._lock:
             return dict(self._counts)
 
@@ -108,7 +109,7 @@ class SaccadeStage:
             self._auto.max_fps = settings.max_fps
 
     def choose(self, frame: Frame) -> list[Look]:
-        """Return the windows of a frame, before the frame is submitted to the engine."""
+        """Choose the zoom windows of a frame, before the frame is submitted to the engine."""
         settings, seconds = self._settings, time_of(frame)
         if settings.count == 0:
             return []
@@ -130,7 +131,7 @@ class SaccadeStage:
         return looks
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """Return the result with the processed windows and the predicted small objects outside the windows added."""
+        """Add the zoom windows of the frame and the predicted boxes of small objects to the result."""
         with self._lock:
             for older in [index for index in self._open if index < frame.index]:
                 del self._open[older]  # replaced by a newer frame in the engine

@@ -1,9 +1,11 @@
-"""The sweep over a frame: processes the parts of the frame one after another, and records where objects appear.
+"""Schedules zoom windows that cover the whole frame one after another (the sweep).
 
-A pass covers the whole frame with a grid of windows. Neighbouring windows overlap, so that a small object is always
-completely inside one of them. Consecutive passes use different window sizes. The frame is divided into cells, and each
-cell stores the time of its last window. The next window is the window whose cells have waited longest. Cells near
-earlier detections have more weight.
+A zoom window is a small region of a frame that the model processes at full resolution. A pass covers the whole frame
+with a grid of windows. Neighbouring windows overlap, so that a small object is always completely inside one of them.
+Consecutive passes use different window sizes.
+
+The frame is divided into grid cells. Each cell stores the time of its last window. The sweep chooses the window whose
+cells have waited longest. Cells near earlier detections have a higher weight.
 
 The sweep windows are distributed evenly over `period_s`. The first pass can use every unused window of a frame. After
 the first pass, a sweep window that replaces a more urgent window costs six times as much of the sweep's budget.
@@ -34,12 +36,12 @@ Grid = NDArray[np.float32]
 
 
 class Sweep:
-    """Schedules windows that cover the whole frame of one stream, one window after another.
+    """Schedules zoom windows that cover the whole frame of one stream, one window after another.
 
     Args:
         width, height: size of the frame in pixels.
         sizes: width and height of the windows in pixels. Each pass over the frame uses the next size.
-        period_s: time in which the whole frame is processed once, in seconds.
+        period_s: time in which the windows cover the whole frame once, in seconds.
     """
 
     def __init__(self, width: int, height: int, sizes: Sequence[tuple[float, float]], period_s: float) -> None:
@@ -62,10 +64,7 @@ class Sweep:
         return len(self._lattices[0][0])
 
     def pass_time(self, seconds: float) -> None:
-        """Set the current time to `seconds`.
-
-        Increase the budget by the number of sweep windows due since the last call.
-        """
+        """Set the current time to `seconds`, and add the sweep windows that became due to the budget."""
         if self._last is None or seconds < self._last:
             self._seen[:] = self._asked[:] = seconds - self._period_s
         else:
@@ -85,13 +84,13 @@ class Sweep:
 
     @property
     def first_pass(self) -> bool:
-        """Whether the first pass is still running: parts of the frame have never been processed."""
+        """Whether the sweep has not yet covered the whole frame once."""
         return self._made < 2 * self.looks and float(self._never.mean()) > _REST
 
     def choose(self, seconds: float, *, taken: bool = False) -> Rect | None:
-        """Return the next sweep window: the window whose cells were processed longest ago.
+        """Return the next sweep window: the window over the part of the frame that was processed longest ago.
 
-        Return None if all cells were processed recently.
+        Return None if the whole frame was processed recently.
 
         Args:
             seconds: time of the frame, in seconds.
@@ -111,16 +110,13 @@ class Sweep:
         return x1, y1, x2, y2
 
     def place(self, shown: Rect, size: tuple[float, float], seconds: float, corner: int = 0) -> Rect:
-        """Return a window that contains a rectangle.
-
-        The remaining area covers the cells that were processed longest ago.
+        """Place a zoom window around a rectangle. It also covers the nearby area that was processed longest ago.
 
         Args:
             shown: the rectangle, in pixels. It must fit into the window.
             size: width and height of the window, in pixels.
             seconds: time of the frame, in seconds.
-            corner: 0 for any position of the rectangle in the window. With 1, 2, 3, …, the rectangle is in one of the
-                four corners, in turn.
+            corner: 0 to place the rectangle anywhere in the window; 1, 2, 3, … for one of the four corners in turn.
         """
         total = self._total(seconds)
         xs = _positions(shown[0], shown[2], size[0], self._width)
@@ -136,30 +132,30 @@ class Sweep:
         return x, y, x + size[0], y + size[1]
 
     def _total(self, seconds: float) -> NDArray[np.float64]:
-        """Return the integral image (`cv2.integral`) of the cells' waiting times, as (rows + 1, columns + 1)."""
+        """Return the integral image (`cv2.integral`) of the sweep priorities, as (rows + 1, columns + 1)."""
         known = np.maximum(self._seen, np.where(seconds - self._asked < _PENDING_S, self._asked, -np.inf))
         waited = np.clip((seconds - known) / self._period_s, 0, 3)
         value = waited * waited * (self._order + _APPEARED * self._appeared)
         return np.asarray(cv2.integral(value.astype(np.float32)), np.float64)
 
     def note_asked(self, window: Rect, seconds: float) -> None:
-        """Record that a window was submitted to the engine. Its result is not available yet."""
+        """Record that a zoom window was submitted to the engine. The model has not processed it yet."""
         cells = self._within(window)
         self._asked[cells] = seconds
         self._never[cells] = False
 
     def note_seen(self, window: Rect, seconds: float) -> None:
-        """Record that the model has processed a window."""
+        """Record that the model has processed a zoom window."""
         self._seen[self._within(window)] = seconds
 
     def note_found(self, box: Rect) -> None:
-        """Record the position of a detection, as a box in pixels."""
+        """Increase the sweep priority of the area around a detection. `box` is in pixels."""
         row, column = self._cell_of(box)
         near = self._appeared[max(0, row - 1) : row + 2, max(0, column - 1) : column + 2]
         near += (1 - near) * 0.2
 
     def has_appeared(self, box: Rect) -> bool:
-        """Return whether an object was detected near this position before."""
+        """Return whether the model has ever detected an object near the centre of `box`."""
         return bool(self._appeared[self._cell_of(box)] > 0)
 
     def _cell_of(self, box: Rect) -> tuple[int, int]:
@@ -167,9 +163,10 @@ class Sweep:
         return min(self._rows - 1, max(0, int(y))), min(self._columns - 1, max(0, int(x)))
 
     def _lattice(self, size: tuple[float, float]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return windows (n, 4) that cover the frame, in pixels, and the range of sweep cells in each window.
+        """Return a grid of windows that covers the frame, and the range of grid cells of each window.
 
-        The ranges (4, n) are the first row, end row, first column and end column of the cells.
+        The windows are (n, 4) x1, y1, x2, y2 in pixels. The ranges (4, n) are the first row, end row, first column and
+        end column.
         """
         w, h = min(float(self._width), size[0]), min(float(self._height), size[1])
         across, down = _OVERLAP[0] * w, _OVERLAP[1] * h
@@ -182,7 +179,7 @@ class Sweep:
         return windows, cells
 
     def _corners(self, window: Sequence[float]) -> tuple[int, int, int, int]:
-        """Return the range of cells in a window without its margin: first row, end row, first column and end column."""
+        """Return the grid cells of a window without its margin: first row, end row, first column, end column."""
         x1, y1, x2, y2 = window
         across, down = _OVERLAP[0] * (x2 - x1) / 2, _OVERLAP[1] * (y2 - y1) / 2
         left = 0 if x1 <= 0 else math.floor((x1 + across) / self._cell[0] + 0.5)
@@ -198,7 +195,7 @@ class Sweep:
 
 
 def _positions(low: float, high: float, size: float, side: float) -> NDArray[np.float64]:
-    """Return candidate positions of a window along one axis. At each position, the window contains a given range.
+    """Return window positions along one axis at which the window contains the range from `low` to `high`.
 
     Args:
         low: start of the range, in pixels.
