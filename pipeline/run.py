@@ -129,7 +129,7 @@ def has_workers(config: RunConfig) -> bool:
 
 
 def _ray(config: RunConfig) -> tuple[Any, type]:
-    """Import Ray. Return the function `opened_workers` and the actor class of a worker."""
+    """Import the modules that need Ray. Return the function that opens workers, and the class of their Ray actors."""
     if config.ray is None:
         # Read when Ray is imported. Ray's servers listen on every address, so they require a token. By default Ray runs
         # workers at nice 15, where any other process on a busy machine takes the CPU from the cameras.
@@ -149,10 +149,7 @@ def _ray(config: RunConfig) -> tuple[Any, type]:
 
 
 def _opened_state(config: RunConfig, file: ConfigFile | None) -> StateFile | None:
-    """Open the state file, which stores stream changes that were made over HTTP.
-
-    Return None if the changes are stored in the configuration file or not at all.
-    """
+    """Open the state file, which stores stream changes that were made over HTTP. Return None if no file is used."""
     if config.state == _IN_FILE:
         if file is None:
             raise ConfigError("--state config needs a configuration file: start with --config FILE")

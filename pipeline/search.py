@@ -48,9 +48,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(slots=True, frozen=True)
 class Place:
-    """Identifies a snapshot by the event ID and the machine that stores it.
+    """Location of an event's snapshot.
 
-    The machine name is an empty string if the run has only one store.
+    Attributes:
+        event: ID of the event.
+        machine: name of the machine that stores the snapshot; "" if all snapshots are on one machine.
     """
 
     event: str
@@ -136,13 +138,13 @@ def search(
     candidates: int,
     progress: Progress = lambda done, of: None,
 ) -> list[Found]:
-    """Search the events that `walk` yields for a text; `match` scores their snapshots. See `search_events`.
+    """Return the events whose snapshot matches a text best. See `search_events`.
 
-    The model first scores events that contain words of the text in labels, answers or attributes. Then it scores the
-    newest remaining events, up to the maximum number of candidates.
+    `walk` lists events, and `match` scores their snapshots. Events with words of the text in their records are scored
+    first.
 
     Raises:
-        ConfigError: if the text is empty. Errors of `match` are not caught.
+        ConfigError: if the text is empty.
     """
     if not text.strip():
         raise ConfigError("the search text is empty: give a text such as 'red truck'")
@@ -172,10 +174,12 @@ def _candidates(walk: Walk, text: str, query: EventQuery, count: int) -> list[tu
 
 
 class SnapshotAsker:
-    """Asks a model whether the snapshots of events match a text. Thread-safe.
+    """Scores snapshots of events by a text, with the model of an engine. Thread-safe.
+
+    The engine prioritizes live streams over searches.
 
     Args:
-        engine: the engine. The caller closes it. Searches have a low scheduling weight, so that live streams go first.
+        engine: the engine. The caller closes it.
         snapshot: returns the path of an event's snapshot, or None.
     """
 
@@ -186,12 +190,12 @@ class SnapshotAsker:
         engine.configure_stream(_STREAM, StreamSettings(_WEIGHT, newest=False))
 
     def match(self, text: str, events: Iterable[str]) -> Iterator[tuple[str, float | None]]:
-        """Yield the ID of each event, in the order of `events`, and the probability that its snapshot matches `text`.
+        """For each event ID, yield the ID and the probability (0 to 1) that the event's snapshot matches the text.
 
         The probability is None if the snapshot cannot be read.
 
         Raises:
-            ConfigError: if a detection-only model knows none of the words in the text as a label.
+            ConfigError: if a detection-only model has no label for the text.
             EngineError: if the model fails.
         """
         tasks = self._tasks_for(text)

@@ -45,7 +45,7 @@ class NullIsUnset(BaseModel):
 
 
 def _keeps_null(field: FieldInfo) -> bool:
-    """Return whether null is passed on to validation: the field accepts null, or is required and null is an error."""
+    """Return whether null is a valid value of a field, or the field is required. Otherwise, null counts as missing."""
     return field.is_required() or field.annotation is Any or type(None) in get_args(field.annotation)
 
 
@@ -53,9 +53,9 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def read_seconds(value: object) -> object:
-    """Parse a duration such as `90s`, `5m`, `2h`, `1d`, `1:30` or `0:01:30`, and return it in seconds.
+    """Convert a duration such as `90s`, `5m`, `2h`, `1d`, `1:30` or `0:01:30` to seconds.
 
-    Any other value, such as a number of seconds, is returned unchanged.
+    Numbers, and texts that are not a duration, are returned unchanged.
     """
     if isinstance(value, str) and (found := re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", value.strip())):
         return float(found[1]) * _UNITS[found[2]]

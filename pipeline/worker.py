@@ -1,7 +1,7 @@
-"""A worker: a Ray actor with an engine, its streams (`Local`), and an HTTP server for requests that need video frames.
+"""A worker: a Ray actor that runs streams on one engine. Its HTTP server answers requests that need video frames.
 
-Frames never leave the process of the worker. Events, and results for shared outputs, are queued until the controller
-fetches them. While no controller is connected, the worker continues to process its streams.
+The worker queues events, and also results for outputs that streams share. The controller fetches both. The worker
+continues to process its streams if the controller disconnects.
 """
 
 from __future__ import annotations
@@ -71,10 +71,7 @@ class Outbox:
         self._results: deque[bytes] = deque()
 
     def put(self, kind: str, value: Any) -> None:
-        """Add a message to the queue. A new report replaces a report that is the newest queued message.
-
-        If too many messages are queued, the oldest message is dropped.
-        """
+        """Add a message for the controller to the queue. If the queue is full, the oldest message is dropped."""
         with self._changed:
             if kind == "report" and self._messages and self._messages[-1][0] == "report":
                 self._messages.pop()
@@ -177,16 +174,16 @@ class Worker:
     # ---- streams
 
     def prepare(self, change: Change, *, checked: bool) -> None:
-        """Prepare a change of a stream. If the change needs a new stream, open it, but do not start it.
+        """Open the stream that a configuration change requires, without starting it.
 
-        `follow` starts the prepared stream, and `release` closes it.
+        `follow` later starts this stream. `release` closes it instead.
         """
         opened = self.local.prepare(change, checked=checked)
         if opened is not None:
             self._prepared[change.name] = opened
 
     def release(self, name: str) -> None:
-        """Close a prepared stream that was not started."""
+        """Close a stream that `prepare` has opened and `follow` has not started."""
         if (opened := self._prepared.pop(name, None)) is not None:
             opened.close()
 
@@ -208,9 +205,9 @@ class Worker:
             name: name of the stream.
             wanted: desired configuration; None stops the stream.
             checked: whether to check that the source is one of the allowed sources.
-            events: last event of each rule of the stream on the previous worker.
+            events: last event of each rule, if the stream has run before.
             verdicts: false alarms of the stream.
-            again: whether the stream has run before. Its earlier output files are then renamed, not overwritten.
+            again: whether the stream has run before. If True, its earlier output files are renamed first.
         """
         if wanted is not None:
             self.set_verdicts(name, verdicts)
@@ -237,15 +234,15 @@ class Worker:
         self.local.events.verdicts[name] = verdicts
 
     def move_to(self, other: Worker, wanted: Mapping[str, ListedStream]) -> None:
-        """Move every stream to another worker of this process, one stream after another. Open events continue.
+        """Move every stream to another engine in this process. Open events continue.
 
         Args:
-            other: the new worker, with a loaded engine.
+            other: the worker with the other engine.
             wanted: new configurations of streams, by name. Other streams keep their configuration.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError, StreamError: if a stream cannot be moved. All streams
-                then run on this worker again.
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if a stream cannot be moved, for example
+                because its source is a file. Streams that were already moved are moved back.
         """
         running = [status for status in self.local.statuses() if status.name in self.local.names]
         before = {status.name: status.config for status in running if status.config is not None}
@@ -311,7 +308,7 @@ class Worker:
         return stream
 
     def answer(self, number: int, answer: ListedStream | Exception) -> None:
-        """Receive the controller's answer to a stream change that `wish` requested. `number` identifies the request."""
+        """Pass the controller's response to `wish`, which waits for it. `number` is the number of the request."""
         if (wish := self._wishes.get(number)) is not None:
             wish[1].append(answer)
             wish[0].set()
@@ -363,10 +360,7 @@ class Worker:
 
 
 class WorkerActor:
-    """The Ray actor of a worker.
-
-    Methods return an error that has a message for the user, instead of raising the error.
-    """
+    """The Ray actor of a worker. Its methods return errors that are meant for the user, instead of raising them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # held while a worker is started, replaced or closed
@@ -379,19 +373,19 @@ class WorkerActor:
         self._host = "127.0.0.1"
 
     def start(self, settings: WorkerSettings, wanted: Sequence[str]) -> Ready | Exception:
-        """Load the engine of the worker. If a worker with equal settings is running, use it instead.
+        """Load the engine of the worker, unless an engine with equal settings is already loaded.
 
         Args:
             settings: settings of the worker.
-            wanted: names of the streams that continue. All other streams are stopped.
+            wanted: names of the streams to keep running. All other streams are stopped.
         """
         with self._lock:
             return told(lambda: self._start(settings, wanted))
 
     def replace(self, settings: WorkerSettings, wanted: Mapping[str, ListedStream]) -> Ready | Exception:
-        """Load another engine while the current engine runs, and move the streams to the new engine.
+        """Load a new engine, and move all streams from the current engine to the new engine.
 
-        If loading or moving fails, the current engine continues to run the streams.
+        If this fails, the streams continue on the current engine.
         """
         with self._lock:
             return told(lambda: self._replace(settings, wanted))
@@ -411,7 +405,7 @@ class WorkerActor:
         return told(lambda: attrgetter(method)(self._running)(*arguments, **options))
 
     def close(self) -> None:
-        """Stop the worker. The last message to the controller is `end`."""
+        """Stop all streams, close the engine, and queue the message `end` for the controller."""
         with self._lock:
             self._over.set()
             worker, self._worker = self._worker, None
@@ -506,7 +500,7 @@ def device_of(device: str, index: int, gpus: int) -> str:
 
 
 def keep_outputs(name: str, config: ListedStream, each: Sequence[Target]) -> None:
-    """Rename the existing output files of a stream, so that a restart does not overwrite earlier results.
+    """Rename the existing output files of a stream. A restarted stream would otherwise overwrite them.
 
     Args:
         name: name of the stream.
@@ -524,9 +518,9 @@ def keep_outputs(name: str, config: ListedStream, each: Sequence[Target]) -> Non
 
 
 def room_for_another(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")) -> str | None:
-    """Return a message if the free memory is less than the memory that this process uses. Otherwise return None.
+    """Check whether the free memory of the machine is enough for a second engine.
 
-    Return None also if the free memory is unknown.
+    Return an error message if the memory is not enough; None if it is enough or unknown.
     """
     free: list[int] = []
     with contextlib.suppress(OSError, KeyError, ValueError):

@@ -28,10 +28,10 @@ def main() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Signal handler that raises KeyboardInterrupt with the exit code. During an import, exit at once instead.
+    """Handle a signal: raise KeyboardInterrupt with the exit code, or exit immediately during an import.
 
-    The code is 0 if SIGTERM stops a long-running command, so that service managers report no failure. During an import,
-    some libraries replace the exception (pydantic, aiortc) or abort the process (torch).
+    An exception during an import would be replaced by pydantic or aiortc, or would abort the process in torch. The exit
+    code is 0 if SIGTERM stops a service, so that service managers report no failure.
     """
     code = 0 if number == signal.SIGTERM and set(sys.argv[1:2]) & _SERVICES else INTERRUPTED
     while frame is not None:

@@ -1,6 +1,6 @@
 """Lazy imports: a module is imported when one of its exported names is first used (PEP 562).
 
-Results and errors are thus available without importing torch, and the command line's help without torch and FFmpeg.
+Commands such as `saccade --help` therefore start without importing torch and FFmpeg.
 """
 
 from __future__ import annotations

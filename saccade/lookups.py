@@ -95,7 +95,7 @@ class DaemonLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Run a function in an executor, as asyncio does. Without an executor, the function runs in a daemon thread."""
+        """Run a function in an executor. If the executor is None, run the function in a new daemon thread."""
         if executor is not None:
             return super().run_in_executor(executor, func, *args)
         future: asyncio.Future[T] = self.create_future()
@@ -117,6 +117,6 @@ class DaemonLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine like `asyncio.run`. Blocking calls then do not delay the exit (see `DaemonLoop`)."""
+    """Run a coroutine like `asyncio.run`, but without waiting for unfinished name lookups and other blocking calls."""
     with asyncio.Runner(loop_factory=DaemonLoop) as runner:
         return runner.run(main)

@@ -1,7 +1,6 @@
-"""Number of processors that this process may use, limited by its CPU affinity and its container's CPU quota.
+"""Number of CPUs that this process may use, limited by its CPU affinity and its container's CPU quota.
 
-`docker run --cpus 2` sets a CFS quota, which neither `os.cpu_count` nor the affinity shows. A process that exceeds its
-quota is throttled for the rest of each period of 100 ms.
+`docker run --cpus 2` sets such a quota. `os.cpu_count` ignores it, and a process that exceeds it is throttled.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ _OWN_GROUP = Path("/proc/self/cgroup")
 
 
 def usable_processors() -> int:
-    """Return the number of processors that this process may use, at least 1."""
+    """Return the number of CPUs that this process may use, at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota()
     return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
 def cgroup_quota(root: Path = _CGROUPS, own_group: Path = _OWN_GROUP) -> float | None:
-    """Return the container's CPU quota in processors, such as 1.5; None without a quota.
+    """Return the container's CPU quota as a number of CPUs, such as 1.5; None without a quota.
 
     Args:
         root: mount point of cgroups: version 2, or version 1 with a folder per controller.

@@ -105,10 +105,10 @@ class Sink(Protocol):
 
 @runtime_checkable
 class SupportsStreamEnd(Protocol):
-    """Interface of a shared sink that is told when one of its streams ends while others continue."""
+    """Interface of a sink for several streams that must know when one of the streams ends."""
 
     def end(self, stream: str) -> None:
-        """Record that `stream` has ended. A later `write` of a frame of this stream restarts it."""
+        """End the output of a stream. A later `write` with a frame of this stream starts it again."""
         ...
 
 
@@ -127,7 +127,7 @@ CHANGES = ("begin", "update", "end")
 
 @runtime_checkable
 class SupportsEvents(Protocol):
-    """Interface of a shared sink that also accepts events of rules."""
+    """Interface of a sink that accepts events of rules in addition to results."""
 
     def write_event(self, event: Mapping[str, Any]) -> None:
         """Write a message about a rule's event that begins, changes or ends. Thread-safe; does not block.

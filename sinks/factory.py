@@ -1,8 +1,4 @@
-"""Opens a sink from a target: an address, a path, `-` or `display`.
-
-To add a sink, add a module and one line in `SINKS`. `ORDER` in `tests/test_architecture.py` lists what a module may
-import.
-"""
+"""Opens a sink from its target: an address, a path, `-` or `display`. `SINKS` lists all kinds of sinks."""
 
 from __future__ import annotations
 
@@ -21,11 +17,11 @@ Opener = Callable[[str, SourceHints], Sink]
 
 @dataclass(slots=True, frozen=True)
 class SinkKind:
-    """How to recognise and open one kind of sink.
+    """A kind of sink: the targets that select it, and the function that opens it.
 
     Attributes:
-        opener: an `Opener`, or its name `module:name` or `module:Class.name`. A named opener is imported at its
-            first use, because most sinks need their own library.
+        opener: the function, or its name `module:function` or `module:Class.method`. A function given by name is
+            imported on first use.
         schemes: URL schemes of the sink.
         suffixes: file suffixes of the sink, in lower case.
         words: targets that consist of one fixed word, such as `-` or `display`.

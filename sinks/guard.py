@@ -46,10 +46,9 @@ class SinkStatus:
 class SinkGuard:
     """Writes to one sink and handles its failures. Thread-safe if the sink is shared.
 
-    The first failure is logged and pauses the sink. While the sink is paused, results are dropped and counted. After a
-    back-off of 0.5 to 30 s, the next result is written as a trial. The sink is `ok` again after 5 s without a failure.
-    The next written frame adds the number of dropped results to `dropped_before`. Only `SinkClosedError` and the errors
-    of a `CallbackSink`, which come from the user's program, are raised.
+    A failure pauses the sink. While the sink is paused, results are dropped and counted. Writing is retried after a
+    back-off of 0.5 to 30 s. The state is `ok` again after 5 s without a failure. Errors are logged, not raised, except
+    `SinkClosedError` and all errors of a `CallbackSink`.
 
     Args:
         sink: the sink to write to. The caller opens and closes the sink.
@@ -110,10 +109,7 @@ class SinkGuard:
         return self._state == "paused"
 
     def end(self, stream: str) -> SinkError | None:
-        """Remove a stream. Return None if no results of the stream were dropped.
-
-        Otherwise, return an error with the last failure and its traceback.
-        """
+        """Forget a stream that has ended. If results of the stream were dropped, return an error that says why."""
         with self._lock:
             self._lost_since.pop(stream, None)
             lost = self._lost_of.pop(stream, 0)
@@ -130,10 +126,7 @@ class SinkGuard:
             return SinkStatus(self._name, self._state, self._reason, self._lost, stats)
 
     def _lose(self, frame: Frame, taken: int = 0) -> None:
-        """Count lost results: the result of `frame`, and `taken` earlier results that the sink had accepted.
-
-        The next written frame adds them to `dropped_before`.
-        """
+        """Count the result of `frame` as lost, and also `taken` earlier results that the sink had accepted."""
         self._lost += 1 + taken
         self._lost_of[frame.stream] += 1 + taken
         self._lost_since[frame.stream] = self._lost_since.get(frame.stream, 0) + frame.dropped_before + 1 + taken

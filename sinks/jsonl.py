@@ -82,8 +82,8 @@ class JsonlSink:
     def open(cls, target: str, hints: SourceHints) -> Self:
         """Create the sink for `-`, or for a path with options such as `out.jsonl?max_mb=100&keep=5`.
 
-        `keep` is the maximum number of rotated files, or their maximum age such as `7d`. `max_gb` limits the total
-        size. With `send=events`, the file contains events of rules instead of a record per frame.
+        Options: `max_mb` is the size at which a file is rotated. `keep` is the maximum number of rotated files, or
+        their maximum age, such as `7d`. `max_gb` is the maximum total size. `send=events` writes events, not frames.
 
         Raises:
             SinkError: if an option is invalid or the file cannot be written.
@@ -217,7 +217,7 @@ class _LineFile:
         self._torn = False
 
     def reopen(self, *, replace: bool = False) -> None:
-        """Open the file again, because another program may have replaced it. `replace` truncates the file."""
+        """Close the file, and open the file that is now at its path. If `replace`, truncate the opened file."""
         self.close()
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:

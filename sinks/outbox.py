@@ -16,9 +16,8 @@ class Message:
     Attributes:
         stream: name of the stream that the message is about; "" for a message about the client itself.
         text: JSON in UTF-8.
-        record: True for a frame's record. False for a notice, which is dropped only if the queue is full, and not
-            counted as dropped.
-        queued_at: creation time in seconds, on the same clock as the argument of `Outbox.drop_before`.
+        record: whether the message is the record of a frame. Only dropped records are counted.
+        queued_at: creation time in seconds, on any clock that `Outbox.drop_before` also uses.
     """
 
     stream: str
@@ -31,10 +30,9 @@ class Outbox:
     """Bounded first-in, first-out queue of messages. If it is full, the oldest messages are dropped. Not thread-safe.
 
     Args:
-        newest: whether a new record replaces the queued record of the same stream, at the same position in the queue.
+        newest: whether a new record replaces the queued record of the same stream.
         max_records: maximum number of messages.
-        max_bytes: maximum total size of the messages in bytes. A single message above this size is dropped together
-            with the whole queue.
+        max_bytes: maximum total size of the messages in bytes.
     """
 
     def __init__(self, *, newest: bool = False, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
@@ -57,12 +55,12 @@ class Outbox:
 
     @property
     def oldest_at(self) -> float | None:
-        """`Message.queued_at` of the oldest queued message; None if the queue is empty."""
+        """Creation time of the oldest queued message, in seconds; None if the queue is empty."""
         return self._waiting[0][0].queued_at if self._waiting else None
 
     @property
     def newest(self) -> bool:
-        """Whether the queue keeps only the newest record of each stream. Setting it to True drops older records."""
+        """Whether the queue keeps only the newest record of each stream, and drops older records."""
         return self._newest
 
     @newest.setter
@@ -85,7 +83,7 @@ class Outbox:
             self._drop()
 
     def drop_before(self, time: float) -> None:
-        """Drop the messages with a `Message.queued_at` before `time` from the front of the queue."""
+        """Drop messages that were created before `time`, in seconds. See `Message.queued_at`."""
         while self._waiting and self._waiting[0][0].queued_at < time:
             self._drop()
 
@@ -121,7 +119,7 @@ class Outbox:
         return message, lost_before
 
     def _index_of(self, stream: str) -> int | None:
-        """Return the index of the stream's newest queued record; None if a newer notice of the stream is queued."""
+        """Return the queue index of the stream's newest message; None if that message is not a frame's record."""
         for index in range(len(self._waiting) - 1, -1, -1):
             message, _ = self._waiting[index]
             if message.stream == stream:

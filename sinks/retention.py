@@ -24,10 +24,10 @@ def elapsed_s() -> float:
 
 
 class FileAges:
-    """Measures the age of files with a monotonic clock. The current times are arguments of `update`.
+    """Measures the time since the last modification of files, with a monotonic clock.
 
-    For files that exist at the start, the initial age is computed from the wall clock. If a file is modified later, its
-    age is reset to 0. Files are identified by inode, because they are renamed.
+    The wall clock is used only for files that exist at the first `update`. Files are identified by inode, because they
+    are renamed.
     """
 
     def __init__(self) -> None:
@@ -37,8 +37,8 @@ class FileAges:
         """Return the age of each file, in seconds.
 
         Args:
-            modified_at: modification time of each file in Unix time, by inode.
-            wall: current Unix time.
+            modified_at: modification time of each file as Unix time in seconds, by inode.
+            wall: current Unix time in seconds.
             now: current time on the monotonic clock, in seconds.
         """
         before, self._known = self._known, {}
@@ -79,7 +79,7 @@ class Retention:
         Args:
             files: files of the sink, including those of earlier runs.
             current: the file being written. Its size counts, but it is never deleted.
-            room: bytes of the size limit to reserve for the growth of the current file.
+            room: minimum size in bytes to assume for the current file, which still grows.
         """
         found = []
         for path in files:

@@ -39,7 +39,7 @@ def redact_target(text: str) -> str:
 class Options:
     """The options of a sink's target, in the form `name=value&name=value`.
 
-    Each method reads one option by name. `reject_unknown` then rejects options that were not read.
+    Each method reads one option by name. Finally, `reject_unknown` rejects all other options.
 
     Args:
         text: options of the target, without the leading `?` or `#`.
@@ -101,9 +101,9 @@ class Options:
         return self._seconds(name, self.text(name, f"{default:g}"), _TIME)
 
     def count_or_age(self, name: str, most: int) -> tuple[int | None, float | None]:
-        """Return an option as (count, None) for a whole number from 1 to `most`, or (None, seconds) for a duration.
+        """Parse an option that is either a count from 1 to `most`, or a duration with a unit, such as `12h` or `7d`.
 
-        A duration needs a unit, such as `12h` or `7d`.
+        Return the tuple (count, duration in seconds), in which at least one value is None.
         """
         value = self.text(name)
         if name not in self._given:
@@ -122,7 +122,7 @@ class Options:
         return self._seconds(name, value, shape)
 
     def reject_unknown(self) -> None:
-        """Raise SinkError if an option was not read by any method, because it is unknown."""
+        """Raise SinkError if the target contains an option that the sink does not know."""
         for name in self._given:
             if name not in self._known:
                 near = difflib.get_close_matches(name, self._known, n=1)
@@ -149,7 +149,7 @@ class Options:
 
 
 def split_path(text: str, suffixes: Sequence[str]) -> tuple[str, Options]:
-    """Split a sink's target into path and options. A `?` starts options only after one of the file suffixes."""
+    """Split a target such as `out.jsonl?keep=5` into path and options. Only files with these suffixes have options."""
     path, mark, options = text.rpartition("?")
     if not mark or not path.lower().endswith(tuple(suffixes)):
         path, options = text, ""

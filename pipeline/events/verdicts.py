@@ -1,10 +1,9 @@
 """Suppresses detections that are similar to a false alarm.
 
-If a user marks an event as a false alarm, the mark stores the highest score of the event. It also stores the position
-and the appearance of the event's object on the frame on which the event began. A later detection is suppressed if it
-has a similar position and appearance, and its score is not clearly higher. The JSON record of the frame lists the
-detection under `held_back`. An operator can remove the mark. If the model cannot describe the appearance, only position
-and size are compared.
+Users can mark an event as a false alarm. A later detection is suppressed if its box and its appearance are similar to
+those of the event's object, and its score is not clearly higher than the event's highest score. If the model provides
+no appearance descriptors, only the boxes are compared. Suppressed detections are listed under `held_back` in the JSON
+record of the frame.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Verdict:
 
     @property
     def needed(self) -> float:
-        """The score (0 to 1) above which a similar detection is not suppressed."""
+        """The highest score, from 0 to 1, at which a detection similar to this false alarm is suppressed."""
         return 1 - CLEARLY * (1 - self.score)
 
 
@@ -91,7 +90,7 @@ class HeldBack:
     box: Box
 
     def to_record(self, width: int, height: int) -> dict[str, object]:
-        """Return a JSON object with the event ID, and the label, score and box of the detection."""
+        """Return the event ID of the false alarm, and the detection's label, score and box, as JSON values."""
         box = self.box
         return {
             "event": self.event,
@@ -118,7 +117,7 @@ class VerdictStage:
 
     @property
     def held_back(self) -> dict[str, int]:
-        """The number of suppressed detections, by the event ID of the false alarm. An object counts once per frame."""
+        """The number of suppressed detections, by the event ID of the false alarm."""
         return dict(self._held)
 
     def process(self, frame: Frame, result: Result) -> Result:

@@ -89,7 +89,7 @@ class OutputDelivery:
             outbox.close()
 
     def call_off(self) -> None:
-        """Cancel `start` before any result was queued: end the threads that write to the sinks. The sinks stay open."""
+        """End the threads that `start` has started. Call it only before the first result. The sinks stay open."""
         for outbox in self._outboxes:
             outbox.call_off()
 
@@ -180,7 +180,7 @@ class _Outbox:
     def _write_one(self, taken: Taken[Delivery]) -> None:
         """Write one result to the sink.
 
-        This is a separate function, so that no local variable keeps a frame in memory during the next wait.
+        This is a separate function, so that the frame is freed before the caller waits for the next result.
         """
         frame = taken.item.frame.changed(dropped_before=taken.lost_before)
         self.output.guard.write(frame, taken.item.result, taken.item.latency)

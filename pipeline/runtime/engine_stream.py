@@ -33,7 +33,7 @@ _WATCHED = 4.0  # factor on the weight of a watched stream
 
 
 def saccades_of(settings: StreamConfig) -> SaccadeSettings:
-    """Return the saccade settings of a stream configuration."""
+    """Return the settings of the `SaccadeStage` from the configuration of a stream."""
     return SaccadeSettings(settings.most_saccades, settings.saccade_sweep, settings.max_fps, settings.motion_mask)
 
 
@@ -104,9 +104,7 @@ class EngineStream:
         return result
 
     def beyond_rate(self, now: float) -> bool:
-        """Return whether starting a frame now would exceed the frame rate limit `max_fps`.
-
-        The frame then waits. If a newer frame replaces it, the drop counts with the cause `max_fps`.
+        """Return whether processing another frame at time `now` would exceed the maximum frame rate `max_fps`.
 
         Args:
             now: current time by `time.monotonic()`, in seconds.
@@ -153,8 +151,8 @@ class InFlight:
         frame: the frame.
         submitted_at: time of the submission by `time.monotonic()`, in seconds.
         result: future of the result.
-        replaced_as: drop cause to count if a newer frame replaces this frame, see `Report.drops`.
-        lost: number of earlier frames that this frame replaced. They are not included in `dropped_before` of the frame.
+        replaced_as: cause of the drop if a newer frame replaces this frame, see `Report.drops`.
+        lost: number of earlier frames in flight that this frame replaced.
     """
 
     frame: Frame
@@ -176,12 +174,13 @@ class InFlight:
 
 
 class InFlightQueue:
-    """A queue of the frames in flight, oldest first.
+    """A queue of the frames that were submitted to the engine, oldest first.
 
-    The queue contains up to `most` frames that the engine is processing, plus one frame that waits for the engine.
+    Args:
+        most: maximum number of frames that the engine processes at once. One more frame can wait for the engine.
 
     Attributes:
-        superseded: number of replaced frames, by cause.
+        superseded: number of frames that a newer frame replaced, by cause.
     """
 
     def __init__(self, most: int) -> None:

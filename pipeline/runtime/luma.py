@@ -1,7 +1,7 @@
-"""Reads the luma (brightness) of frames in GPU memory for motion detection. Only every nth pixel is copied to the CPU.
+"""Reads the luma (brightness) of frames in GPU memory for motion detection.
 
-The copy is asynchronous, so that no thread waits for it. Motion detection of a frame therefore uses the luma of the
-previous frame, whose copy is complete.
+The luma is subsampled and copied to the CPU asynchronously. Motion detection is one frame late, so that it does not
+wait for the copy.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class FrameLuma:
     def __call__(self, frame: Frame, step: int) -> NDArray[np.uint8] | None:
         """Return the luma of a frame, subsampled by `step` in both directions, as uint8 of shape (rows, columns).
 
-        For a frame in GPU memory, return the luma of the previous frame, whose copy is complete. Only the first call
-        waits for its own copy. Return None if the decoder provides no planes.
+        If the frame is in GPU memory, return the luma of the previous frame instead, so that no call except the first
+        waits for a copy. Return None if the decoder provides no YUV planes.
         """
         planes = frame.planes() if frame.planes is not None else None
         if planes is None:

@@ -1,4 +1,4 @@
-"""A sink of a run with the policy of its queue. A guard pauses the sink while writing fails."""
+"""A sink of a run, with its settings. A guard pauses the sink while writing fails."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from saccade.sinks import Sink, SinkGuard
 
 @dataclass(slots=True, frozen=True)
 class Output:
-    """A sink of a run with the policy of its queue.
+    """A sink of a run, with its settings.
 
     Attributes:
         sink: the sink.
-        outbox: policy of the sink's queue. With None, a live stream keeps the newest 8 results, and a file waits for
-            the sink.
+        outbox: what to do if the sink is slower than the stream. By default, a live stream keeps only the newest 8
+            results, and a file waits for the sink.
         shared: whether other runs also use the sink. The run never closes a shared sink. Instead, it calls
             `end(stream)` when it ends, if the sink has this method.
         viewing: whether the sink only shows results to viewers. Results that this sink drops are not counted.

@@ -26,7 +26,7 @@ class RecordSource:
         self._thread = threading.Thread(target=self._receive, name="saccade record source", daemon=True)
 
     def start(self) -> None:
-        """Start receiving packets."""
+        """Start the thread that receives packets from the source."""
         self._thread.start()
 
     def close(self) -> None:

@@ -2,16 +2,12 @@
 
     source ─▶ gates ─▶ engine (a few frames in flight) ─▶ results in order ─▶ stages ─▶ one queue per sink
 
-With the queue policy `newest`, the thread of the source submits every frame, and a new frame replaces a frame that the
-engine has not started. With other policies, a second thread submits frames from a queue, and at most `in_flight`
-frames are in the engine. Threads that run stages or write to shared sinks serve all streams (`shared_threads`).
+With the queue policy `newest`, a new frame replaces a frame that the engine has not started. With other policies,
+frames wait in a queue, and at most `in_flight` frames are in the engine.
 
-A run ends when its source ends, when it is stopped, or when a part fails. In each case, frames in flight are
-completed, and all sinks are closed. If the engine, a gate or a stage fails on a frame of a file, the run ends, because
-the results must not have gaps. In a live stream, the frame is dropped, and the run ends only after too many consecutive
-failures.
-
-`Run.update` is the only way to change a run.
+A run ends when its source ends, when it is stopped, or after an error. Frames in flight are then completed, and sinks
+are closed. If processing a frame of a file fails, the run ends, because the results must not have gaps. If processing a
+frame of a live stream fails, the frame is dropped. Too many consecutive failures end the run.
 """
 
 from __future__ import annotations
@@ -58,12 +54,11 @@ _MAX_FAILED = 10  # highest number of consecutive failed frames of a live source
 
 @dataclass(slots=True)
 class _Collected:
-    """The state of collecting results from the engine.
+    """Progress of the thread that collects results from the engine.
 
     Attributes:
-        whole: whether no frame of a file has failed so far. After a failed frame of a file, no more results are passed
-            to the sinks.
-        failed: number of consecutive frames on which the engine, a gate or a stage failed.
+        whole: whether results are still delivered. False after a frame was cancelled or an error ended the run.
+        failed: number of consecutive frames whose processing failed.
         lost: number of frames dropped since the last delivered frame.
     """
 
@@ -206,7 +201,7 @@ class Run:
             self._begun.set()
 
     def stop(self) -> None:
-        """Stop reading, drop queued frames, complete frames in flight, and close every sink. Return without waiting."""
+        """Stop the run without waiting. Queued frames are dropped. Frames in flight are still completed."""
         self.stopped = True
         self.source.close()
         self._frames.discard()
@@ -214,7 +209,7 @@ class Run:
             self._stats.note_lost("closed")
 
     def abandon(self) -> None:
-        """Stop reading, drop all frames with the cause `closed`, and close every sink. Return without waiting."""
+        """Stop the run without waiting. Frames that are queued or in flight are dropped with the cause `closed`."""
         self._abandoned = True
         self._flights.cancel()
         self.stop()
@@ -331,7 +326,7 @@ class Run:
             return frame
 
     def _end_submitting(self) -> None:
-        """Handle the end of the source. A frame that waits for its submission is still submitted."""
+        """Note that the source has ended. A frame that waits for the engine is still submitted."""
         with self._submitting:
             self._all_read = True
             if self._held is None:
@@ -354,8 +349,7 @@ class Run:
     def _submit_taken(self, taken: Taken[Frame]) -> None:
         """Submit a frame from the queue to the engine.
 
-        This is a separate function, so that no local variable keeps a frame in memory during the next wait. Six 4K
-        cameras had 500 MB of frames that nobody needed.
+        This is a separate function, so that the frame is freed before the caller waits for the next frame.
         """
         self._submit_one(taken.item.changed(dropped_before=taken.lost_before))
 
@@ -407,7 +401,7 @@ class Run:
             self._places.release()
 
     def _collect(self) -> None:
-        """Process the available results in stream order. Only one thread at a time calls this method."""
+        """Deliver all results that the engine has completed, in the order of their frames. Not thread-safe."""
         if self._collecting is None:
             return
         try:

@@ -1,7 +1,6 @@
 """A small thread pool that serves many streams. Usually, only one of its threads runs tasks.
 
-Without the pool, each part of each stream would have a thread: about 200 threads for 64 cameras. Each frame would
-wake three threads, and each of them would contend for the GIL with the engine thread.
+Without the pool, 64 cameras would need about 200 threads, which would contend for the GIL with the engine's thread.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ _MOST = 16
 class SharedThreads:
     """A pool of daemon threads that run tasks. The threads end after the last task is closed.
 
-    Usually one thread runs all tasks. If a task has waited for 50 ms, for example because another task blocks, one more
-    thread runs tasks.
+    Usually one thread runs all tasks. A further thread is started if a task has waited for a thread for 50 ms.
 
     Args:
         name: name of the threads.
@@ -43,8 +41,8 @@ class SharedThreads:
         """Add a task to the pool. The caller closes the task.
 
         Args:
-            work: function of the task. A pool thread calls the function after `SharedTask.call`, never two threads at
-                once. Several calls of `SharedTask.call` can be merged into one call of the function.
+            work: function of the task. `SharedTask.call` requests a call. Several requests can be merged into one
+                call. Calls of the function never overlap.
 
         Raises:
             RuntimeError: if no thread can be started.
@@ -56,12 +54,9 @@ class SharedThreads:
         return SharedTask(self, work)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until the threads have ended, which happens after the last task is closed.
+        """Wait up to `timeout_s` seconds for the threads to end. Return whether they have ended.
 
-        Return whether the threads have ended.
-
-        Args:
-            timeout_s: timeout in seconds.
+        The threads end after the last task is closed.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -150,7 +145,7 @@ class SharedTask:
         self.called_at = 0.0
 
     def call(self) -> None:
-        """Request a call of the task's function. A running function is called again afterwards. Thread-safe."""
+        """Request that a thread of the pool calls the task's function. Returns without waiting. Thread-safe."""
         self._threads._call(self)
 
     def close(self) -> None:

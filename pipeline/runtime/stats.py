@@ -36,10 +36,10 @@ class Recent:
 
     Attributes:
         fps: results per second over the last 5 s.
-        p50_ms, p99_ms: median and 99th percentile of the latency of the last 512 frames, in milliseconds. For files,
-            the time in the queue is not included. None before the first result.
-        age_ms: time since the frame of the newest result was received from the camera, in milliseconds. None before the
-            first result, and for files.
+        p50_ms, p99_ms: median and 99th percentile of the latency of the last 512 frames, in milliseconds. None before
+            the first result. For files, the latency does not include the time in the queue.
+        age_ms: time since the camera delivered the frame of the newest result, in milliseconds. None for files, and
+            before the first result.
         objects: number of boxes and points in the newest result.
     """
 
@@ -102,7 +102,7 @@ class Report:
 
     @property
     def model_ms(self) -> float:
-        """The mean time of prefill and decoding per frame, in milliseconds."""
+        """The model's mean inference time per frame, in milliseconds: prefill plus decoding of the answer."""
         return self.latency.prefill + self.latency.decode_tokens
 
 
@@ -216,7 +216,7 @@ class Stats:
 
 
 def latency_of(frame: Frame, submitted_at: float, result: Result, track_ms: float = 0.0) -> Latency:
-    """Return the latency of each processing step for a frame. The result must be ready at the time of the call.
+    """Return the latency of each processing step of a frame. Call it as soon as the result of the frame is complete.
 
     Args:
         frame: the frame.

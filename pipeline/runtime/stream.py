@@ -93,7 +93,7 @@ class OpenedStream:
         """Called when the stream ends, with its run, or with None if the stream was never started."""
 
     def resume(self, events: Iterable[Event]) -> None:
-        """Continue events that were open when the stream last stopped. The stream may have run on another worker."""
+        """Continue rule events that were open when the stream was stopped on this or another worker."""
         if (stage := find_stage(self._stages, EventStage)) is not None:
             stage.resume(events)
 
@@ -175,7 +175,8 @@ def open_stream(
 
     Raises:
         SourceError: if the source cannot be used.
-        UnknownClassError, ConfigError: see `tasks_for`; also if no model can answer the questions of a rule.
+        UnknownClassError: if the model does not know a label.
+        ConfigError: if a prompt, a gate or a question of a rule is not supported.
     """
     with ExitStack() as on_failure:
         source = on_failure.enter_context(source or open_source_of(config, check))
@@ -292,9 +293,9 @@ def _record_source_of(config: StreamConfig, name: str, check: CheckAddress | Non
 
 
 def _record_address(config: StreamConfig) -> str | None:
-    """Return the URL of a camera's second stream, or None.
+    """Return the URL from which the camera's second stream is opened; None if only one stream is configured.
 
-    An ONVIF address without a profile refers to both streams of the camera.
+    An ONVIF camera has several streams. They have the same URL unless the URL contains a profile.
     """
     if config.record_source is None and is_onvif(config.source):
         return None if OnvifAddress.parse(config.source).token else config.source
@@ -342,7 +343,7 @@ def open_source_of(config: StreamConfig, check: CheckAddress | None = None) -> S
 
 
 def open_once(target: str, hwaccel: str, transport: str, tls: str = "verify") -> Source:
-    """Open a source that does not reconnect: the first error is final.
+    """Open a source that does not reconnect after an error.
 
     Raises:
         ConfigError: if `hwaccel` or `transport` is not a valid value.
@@ -383,10 +384,7 @@ def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], 
 
 
 def for_life(load: Callable[[], Engine]) -> Engine:
-    """Load an engine that is used until the process ends.
-
-    Existing Python objects are excluded from garbage collection, which shortens collection pauses.
-    """
+    """Load an engine that is used until the process ends, and shorten the pauses of Python's garbage collection."""
     from saccade.engine.process import shorten_collections
 
     shorten_collections()

@@ -84,7 +84,7 @@ class StreamStatus:
 
 
 def status_of(run: Run) -> StreamStatus:
-    """Return the status of the stream of a run."""
+    """Return the status of a stream, from its run."""
     source, error = run.source, run.error
     state: State | Literal["running", "stuck", "failed"] = "running"
     reason: str | None = None
@@ -207,7 +207,7 @@ class Streams:
         If this call fails, the caller closes them.
 
         Args:
-            name: name of the stream in its records, instead of the name of the source.
+            name: name of the stream.
             source: source of the frames.
             tasks: tasks for each frame.
             outputs: outputs that only this stream uses.

@@ -46,7 +46,7 @@ def tasks_for(engine: Engine, prompts: Prompts) -> list[Task]:
 
 
 def names_of(engine: Engine, label: str) -> list[str]:
-    """Return the model's own labels that match a label, or the label itself if no label of the model matches."""
+    """Return the model's names for a label. If the model does not know the label, return the label itself."""
     from saccade.engine import Detect, UnknownClassError
 
     try:
@@ -56,7 +56,7 @@ def names_of(engine: Engine, label: str) -> list[str]:
 
 
 def in_model_names(engine: Engine, prompts: Prompts) -> Prompts:
-    """Return the prompts with each label, also of rules, replaced by the label that the model uses in its results."""
+    """Replace each label of the prompts and rules by the model's own name for the label. Return the new prompts."""
     found: dict[str, list[str]] = {"detect": [], "point": []}
     for skill, label in prompts.asked:
         if skill in found:

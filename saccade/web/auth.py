@@ -50,7 +50,7 @@ class HttpAuth:
         }
 
     def has_token(self, request: Request, token: str) -> bool:
-        """Return whether a request contains the token `token`. The comparison takes constant time."""
+        """Return whether the access token in a request equals `token`. Compares in constant time."""
         return hmac.compare_digest(self.token_in(request).encode(errors="surrogateescape"), token.encode())
 
     @staticmethod

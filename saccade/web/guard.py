@@ -116,7 +116,7 @@ class Guard:
     # ---- routes
 
     def _find(self, scope: MutableMapping[str, Any]) -> BaseRoute | None:
-        """Return the route that matches a request's path, or None. Store the path parameters in the scope."""
+        """Return the route that matches the path of an HTTP request, or None. Adds path parameters to `scope`."""
         for route in self.routes:
             match, child = route.matches(scope)
             if match is Match.FULL:

@@ -260,10 +260,7 @@ class _Lingering:
 
 
 async def end_tasks() -> None:
-    """Cancel the remaining tasks of the event loop, and end the threads of its executor.
-
-    For example, a task of aioice remains for 20 ms after its connection was closed.
-    """
+    """Cancel all other tasks of the running asyncio event loop, and end the threads of its executor."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

@@ -20,17 +20,16 @@ _CANCEL_S = 1.0
 
 
 class SocketLoop(DaemonLoop):
-    """An asyncio event loop that ignores a delayed `add_reader` or `add_writer` call for a socket that is closed.
+    """An asyncio event loop that skips scheduled `add_reader` and `add_writer` calls of closed sockets.
 
-    aiomqtt makes these calls with a file descriptor, from another thread. If the socket is closed before the loop runs
-    the call, a new socket may have the same descriptor. The loop would then watch the wrong socket, and could not
-    register the new socket.
+    aiomqtt schedules these calls from another thread. If the socket is closed before the call runs, a new socket can
+    have the same file descriptor. The loop would then watch the wrong socket.
     """
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Schedule a callback. `add_reader` and `add_writer` are skipped if the descriptor was closed or reused."""
+        """Schedule a callback. If a socket was closed, its `add_reader` and `add_writer` are skipped."""
         if callback in (self.add_reader, self.add_writer):
             owner = _owner_of(args[0])
             return super().call_soon_threadsafe(self._watch, callback, owner, args, context=context)
@@ -42,7 +41,7 @@ class SocketLoop(DaemonLoop):
 
 
 def _owner_of(descriptor: int) -> tuple[int, int] | None:
-    """Return device and inode of the open file, to detect that a descriptor was reused; None if it is closed."""
+    """Return the device and inode of an open file descriptor; None if the descriptor is closed."""
     try:
         found = os.fstat(descriptor)
     except (OSError, ValueError):

@@ -80,14 +80,20 @@ class Event:
 
 @dataclass(slots=True, frozen=True)
 class Change:
-    """A change of an event: its last published state `before` and its new state `after`, equal for a new event."""
+    """A begin, update or end of an event.
+
+    Attributes:
+        kind: kind of the change.
+        before: the event as last published. For a new event, it equals `after`.
+        after: the event after the change.
+    """
 
     kind: Kind
     before: Event
     after: Event
 
     def as_json(self) -> dict[str, Any]:
-        """Return the change as a message in Frigate's format. Frigate calls the stream `camera`."""
+        """Return the webhook message about the event in Frigate's format, as JSON values."""
         return {
             "type": self.kind,
             "before": {"camera": self.before.stream, **asdict(self.before)},
@@ -140,7 +146,7 @@ class EventTracker:
         return changes
 
     def end(self, stream: str) -> list[Change]:
-        """End all open events of a stream, and return these changes."""
+        """End all open events of a stream. Return one `Change` per event."""
         return [label.end() for label in self._streams.pop(stream, {}).values()]
 
     def _first(self, stream: str, time: float, observations: list[Observation]) -> Event:
@@ -150,27 +156,33 @@ class EventTracker:
 
 
 class ActiveStreams:
-    """Tracks which streams are active and which active streams deliver no frames. Not thread-safe."""
+    """Tracks active streams, and finds active streams without recent frames. Not thread-safe.
+
+    A stream is active from its first frame until its end.
+    """
 
     def __init__(self) -> None:
         self._last_at: dict[str, float] = {}
 
     def note(self, stream: str, now: float) -> bool:
-        """Record a frame of a stream at time `now` in seconds. Return True if the stream was inactive before."""
+        """Mark a stream as active, because it has a frame at time `now` in seconds.
+
+        Return True if the stream was not active before.
+        """
         new = stream not in self._last_at
         self._last_at[stream] = now
         return new
 
     def end(self, stream: str) -> bool:
-        """Record that a stream has ended. Return False if the stream was inactive."""
+        """Mark a stream as ended. Return False if the stream was not active."""
         return self._last_at.pop(stream, None) is not None
 
     def names(self) -> list[str]:
-        """Return the names of the active streams."""
+        """Return the names of the streams that have had a frame and have not ended."""
         return list(self._last_at)
 
     def silent(self, now: float) -> list[str]:
-        """Return the names of active streams without a frame in the last `SILENT_S` seconds before `now`."""
+        """Return the names of streams that have not ended, but have had no frame for `SILENT_S` seconds."""
         return [stream for stream, at in self._last_at.items() if now - at > SILENT_S]
 
 

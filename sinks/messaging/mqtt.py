@@ -130,7 +130,7 @@ class MqttSink:
         """Queue the result of a frame for the MQTT broker. Thread-safe; never waits for the broker.
 
         Raises:
-            SinkError: if the sink itself has failed, which is a bug.
+            SinkError: if the thread that publishes has failed.
         """
         self._loop.check()
         record = to_json(make_record(frame, result, latency)) if self._with_records else None
@@ -316,10 +316,9 @@ class MqttSink:
                 await loop.wait(min(SILENT_S / 6, EXPIRY_S / 6))
 
     def _properties(self, item: Item) -> Properties | None:
-        """Return the MQTT 5 properties with which the broker deletes an outdated retained message.
+        """Return the MQTT 5 property Message Expiry Interval for a retained message that must expire.
 
-        Messages such as `online` and counts above 0 expire unless they are sent again. Return None for messages that do
-        not expire, and for MQTT 3.
+        The messages `online`, `ON` and counts above 0 must expire. Return None for other messages, and for MQTT 3.
         """
         lasting = item.topic == self._topics.available or item.topic.endswith("/config")
         if self._version < 5 or not item.retain or lasting or item.payload in _OVER:
@@ -332,7 +331,7 @@ class MqttSink:
         return properties
 
     async def _query_retained(self, client: aiomqtt.Client, topics: str) -> None:
-        """Subscribe to receive the broker's retained messages in `_listen`, then unsubscribe."""
+        """Subscribe to topics for a moment, so that the broker sends their retained messages. `_listen` reads them."""
         import aiomqtt
 
         if not self._can_query:
@@ -345,7 +344,7 @@ class MqttSink:
             raise
 
     async def _listen(self, client: aiomqtt.Client, loop: BackgroundLoop) -> None:
-        """Receive retained messages, and reset counts of an earlier run to 0. Raises MqttError."""
+        """Receive retained messages of earlier runs. Set outdated counts to 0 and outdated rule states to OFF."""
         async for message in client.messages:
             topic = message.topic.value
             over = OFF if self._topics.is_rule(topic) else "0"

@@ -23,13 +23,12 @@ class Item:
 
 
 class Backlog:
-    """Queue of MQTT messages. Only the newest state of each topic is stored; states are republished after a reconnect.
+    """Queue of MQTT messages: states of retained topics, events, and records of frames.
 
-    Only `published` removes a message. A message that the broker did not acknowledge before a disconnect is sent again.
+    A message stays queued until `published` is called. Without the broker's acknowledgement, it is sent again.
 
     Args:
-        over: payloads that mean "not present", such as 0. Topics with these payloads are removed from memory after
-            publication, because the number of streams and labels is unlimited.
+        over: payloads that mean "not present", such as 0. After publication, topics with such a payload are forgotten.
     """
 
     def __init__(self, over: frozenset[str]) -> None:

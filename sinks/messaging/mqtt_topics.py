@@ -35,16 +35,16 @@ class Topics:
         return f"{self._prefix}/{_level(stream)}/{_RECORD}"
 
     def count(self, stream: str, label: str) -> str:
-        """Return the MQTT topic for the number of objects with a label on a stream."""
+        """Return the MQTT topic that counts the objects of one label in a stream."""
         level = _level(label)
         return f"{self._prefix}/{_level(stream)}/{level}{'_' if level in (_AVAILABLE, _RECORD) else ''}"
 
     def zone(self, stream: str, zone: str, label: str) -> str:
-        """Return the MQTT topic for the number of objects with a label in a zone."""
+        """Return the MQTT topic that counts the objects of one label in a zone."""
         return f"{self._prefix}/{_level(stream)}/zones/{_level(zone)}/{_level(label)}"
 
     def line(self, stream: str, line: str, label: str, direction: str) -> str:
-        """Return the MQTT topic for the number of line crossings by objects with a label, in one direction."""
+        """Return the MQTT topic that counts the crossings of a line, for one label and one direction."""
         return f"{self._prefix}/{_level(stream)}/lines/{_level(line)}/{_level(label)}/{direction}"
 
     def rule(self, stream: str, rule: str) -> str:
@@ -56,11 +56,11 @@ class Topics:
         return f"{self._prefix}/{_level(stream)}/#"
 
     def is_count(self, topic: str) -> bool:
-        """Return whether an MQTT topic of a stream contains a number of objects or crossings."""
+        """Return whether an MQTT topic is for a count of objects or of line crossings."""
         return topic.rpartition("/")[2] not in (_AVAILABLE, _RECORD) and not self.is_rule(topic)
 
     def is_rule(self, topic: str) -> bool:
-        """Return whether an MQTT topic of a stream contains the state of a rule."""
+        """Return whether an MQTT topic is for the state of a rule."""
         return topic.split("/")[-2:-1] == ["rules"]
 
 

@@ -127,7 +127,7 @@ class WebhookSink:
         """Queue the result of a frame for posting. Thread-safe; never waits for the server.
 
         Raises:
-            SinkError: if the sink itself has failed, which is a bug.
+            SinkError: if the thread that posts messages has failed.
         """
         self._loop.check()
         found = bool(result.detections or result.points or result.texts)
@@ -232,7 +232,10 @@ class WebhookSink:
                     self._under_way.clear()
 
     def _next(self, running: int) -> tuple[str, Message | None]:
-        """Return a new message ID and the next message; None if the queue is empty or too many requests are running."""
+        """Return the next message to post and a unique ID for it.
+
+        The message is None if the queue is empty, or `running` requests are already the maximum number.
+        """
         now = time.monotonic()
         with self._lock:
             for stream in self._active.silent(now):
@@ -270,9 +273,9 @@ class WebhookSink:
                 self._undelivered += not accepted
 
     async def _post(self, session: httpx.AsyncClient, identity: str, text: bytes) -> tuple[str | None, float | None]:
-        """Post a message once. Return (None, None) on success.
+        """Post a message once. Return the reason of a failure and the minimum retry delay in seconds.
 
-        After a failure, return the reason and the retry delay in seconds; the delay is None if no retry can help.
+        The reason is None after success. The delay is None if the message must not be retried.
         """
         import httpx
 

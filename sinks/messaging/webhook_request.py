@@ -1,6 +1,6 @@
 """Builds webhook requests: address, headers, idempotency key and signature.
 
-Idempotency key and signature follow the Standard Webhooks specification, for which there are libraries.
+The idempotency key and the signature follow the Standard Webhooks specification.
 """
 
 from __future__ import annotations

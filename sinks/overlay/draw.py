@@ -127,7 +127,7 @@ def draw_outlines(canvas: NDArray[np.uint8], outlines: Iterable[Outline]) -> Non
 
 
 def _draw_outline(canvas: NDArray[np.uint8], outline: Outline, color: Rgb, scale: float) -> None:
-    """Fill an object's outline by the even-odd rule, and draw a line along the outline."""
+    """Draw an object's segmentation mask: its translucent area and its contour."""
     height, width = canvas.shape[:2]
     size = np.array([width, height], np.float64)
     pieces = [
@@ -162,7 +162,7 @@ def _is_small(box: Box, height: int, scale: float) -> bool:
 
 
 def _to_spare(box: Box, width: int, height: int, *, whole: bool) -> Rect:
-    """Return the area in pixels that labels should not cover: the whole box of an object if `whole`, else its top."""
+    """Return the part of an object's box that labels should not cover, in pixels. `whole` selects the whole box."""
     x1, y1, x2, y2 = (round(v) for v in box.pixels(width, height))
     return x1, y1, x2, y2 if whole else y1 + round(_TOP * (y2 - y1))
 
@@ -208,7 +208,7 @@ def box_label(box: Box, scale: float) -> Bitmap:
 
 
 def _short_labels(box: Box, scale: float) -> list[Bitmap]:
-    """Return shorter labels of a box for small spaces: only the class, and only the track ID if there is one."""
+    """Return shorter labels of a box: a label without the score, and for a tracked object also only its track ID."""
     chip = label(box.label, color_of(box.label), font_px(scale))
     if box.track_id is None:
         return [chip]

@@ -1,4 +1,4 @@
-"""Registry of functions that draw the extras of a result, such as zones. Each function has a key of `Result.extras`."""
+"""Registry of the functions that draw zones and other values of `Result.extras`: one function per key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DRAWINGS: dict[str, Drawing] = {}
 
 
 def register_drawing(key: str, drawing: Drawing) -> None:
-    """Register a function that draws the values of `Result.extras[key]`: after the boxes, and before their labels.
+    """Register a function that draws the values of `Result.extras[key]`, on top of the boxes and below their labels.
 
     Raises:
         ValueError: if the key already has a function.

@@ -78,9 +78,9 @@ class Line:
 
     Attributes:
         name: name of the line.
-        start, end: end points. `forward` is from left to right, seen from `start` towards `end`.
-        forward, backward: number of crossings per direction so far. In the image, they are labelled in and out; the
-            arrow shows forward.
+        start, end: end points of the line.
+        forward: number of crossings from left to right, seen from `start` towards `end`. The image shows it as `in`.
+        backward: number of crossings in the opposite direction. The image shows it as `out`.
         counts: `forward` and `backward` per label.
         crossed: tracks that crossed the line on this frame, with their direction.
     """
@@ -126,7 +126,7 @@ class Trail:
         _check_finite(self.points)
 
     def to_record(self, width: int, height: int) -> dict[str, object]:
-        """Return an empty record: trails are drawn, but not part of records."""
+        """Return an empty object, because JSON records do not contain trails."""
         return {}
 
 
@@ -203,7 +203,7 @@ def _normal(x1: float, y1: float, x2: float, y2: float) -> Point:
 
 
 def _draw_zone(canvas: NDArray[np.uint8], corners: tuple[Point, ...], color: Rgb, scale: float, *, full: bool) -> None:
-    """Draw a zone's outline: solid if `full` (objects inside), dashed otherwise."""
+    """Draw the boundary of a zone. If `full`, objects are inside, and the boundary is solid. Otherwise it is dashed."""
     line = max(1, round(LINE_PX * scale))
     casing = line + 2 * max(1, round(CASING_PX * scale))
     pieces = [_fixed(corners)] if full else list(_dashes(corners, _DASH_PX * scale, _GAP_PX * scale))

@@ -65,10 +65,9 @@ def best_place(
     taken: Sequence[Rect],
     spared: Sequence[Rect] = (),
 ) -> tuple[tuple[int, int], float]:
-    """Choose the position at which a text overlaps least with other drawings, and return the position and the overlap.
+    """Return the position at which a text covers other drawings least, and the covered fraction of the text's area.
 
-    The overlap is a fraction of the text's area, from 0 to 1. Overlap with rectangles in `spared` counts half as much
-    as overlap with rectangles in `taken`. The area outside the image counts like a rectangle in `taken`.
+    Rectangles in `taken` and the area outside the image count fully. Rectangles in `spared` count half.
     """
     height, width = canvas.shape[:2]
     corners = np.asarray(places, dtype=np.int64)

@@ -146,7 +146,7 @@ class Archive:
 
     @property
     def last_number(self) -> int:
-        """Number of the newest recorded file; 0 if there is none."""
+        """Highest sequence number of the recorded files; 0 if there are no files."""
         with self._lock:
             self._read_heads()
             return max((one.number for _, one in self._known.values()), default=0)
@@ -205,10 +205,10 @@ class Archive:
             return found
 
     def write(self, since: float, until: float, path: Path) -> None:
-        """Copy the recording between two Unix times into one MP4, from the keyframe before `since`. Gaps are skipped.
+        """Export the recording between two Unix times to one MP4, starting at a keyframe. Gaps are skipped.
 
         Raises:
-            ArchiveError: if nothing was recorded, too much is requested, or the video format changes.
+            ArchiveError: if nothing was recorded, the video format changes, or the MP4 would exceed `MOST_BYTES`.
             OSError, FFmpegError: if reading or writing fails.
         """
         files = self.files(since, until)
@@ -235,8 +235,8 @@ class Archive:
             since: start, Unix time in seconds.
             until: end, Unix time in seconds.
             url: returns the URL of a file by its name relative to `root`.
-            ended: whether the recording is complete, so that players do not reload the playlist. Otherwise the segment
-                that still grows is left out: a player would never read the rest of it.
+            ended: whether the time range is completely recorded. If False, players reload the playlist, and the
+                segment that is being recorded is omitted.
 
         Raises:
             ArchiveError: if nothing was recorded, or no segment is complete yet.
@@ -335,7 +335,7 @@ def _fragment_at(descriptor: int, at: int, size: int) -> Fragment | None:
 
 
 def parts_of(file: RecordedFile) -> Iterator[Part]:
-    """Split a recorded file into HLS segments, which start at keyframes. Only the last may be shorter than 3.5 s."""
+    """Split a recorded file into HLS segments of at least 3.5 s. The last segment can be shorter."""
     first: Fragment | None = None
     for before, one in itertools.pairwise((None, *file.fragments, None)):
         if first is not None and before is not None:

@@ -1,8 +1,7 @@
 """Groups encoded frames into MP4 fragments, and computes each frame's decoding and presentation time.
 
-Packets arrive in decoding order. With B-frames, presentation times are not in increasing order. A frame that is
-presented after all previous frames starts a group. All frames of a group are presented after the previous group. In a
-fragment of complete groups, the sorted presentation times therefore serve as decoding times.
+Packets arrive in decoding order, which differs from presentation order if the video has B-frames. A fragment contains
+only complete reordering groups. The sorted presentation times of the frames are used as their decoding times.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class FragmentCutter:
 
     @property
     def empty(self) -> bool:
-        """Whether no packet is buffered: all packets so far were returned in fragments."""
+        """Whether every packet was already returned in a fragment."""
         return not self._group and not self._taken
 
     def push(self, packet: CodedPacket) -> list[TimedPacket]:

@@ -143,7 +143,7 @@ class PacketRecorder:
         return SinkStatus("record", "paused" if self._failures else "ok", self._reason, self._dropped)
 
     def close(self) -> None:
-        """Write the queued packets for at most some seconds, then stop recording. A second call does nothing."""
+        """Write the queued packets, then stop recording. Waits up to 5 s. A second call does nothing."""
         with self._lock:
             self._closed = True
         self._wake.set()
@@ -321,7 +321,7 @@ class PacketRecorder:
             os.close(file.descriptor)
 
     def _failed(self, error: Exception) -> None:
-        """After a write error: close the file after its last complete fragment, or delete it. Schedule a retry."""
+        """Handle a write error: truncate the file after its last complete fragment, and schedule a retry."""
         file, self._file = self._file, None
         if file is not None and file.descriptor >= 0:
             with suppress(OSError):

@@ -143,10 +143,11 @@ class _AacCoder:
         self.track = AudioTrackInfo("aac", bytes(encoder.extradata or b""), first.rate, 1 if layout == "mono" else 2)
 
     def code(self, packet: AudioPacket) -> list[tuple[int, int, bytes]]:
-        """Transcode an audio packet. Return the finished AAC packets.
+        """Transcode an audio packet to AAC.
 
         Returns:
-            For each AAC packet: its offset from the start of `packet` and its length, in samples, and its data.
+            A tuple (offset, length, data) per AAC packet. Offset and length are numbers of audio samples. The offset
+            counts from the start of `packet` and can be negative.
         """
         found = []
         held = self._fifo.samples

@@ -55,15 +55,15 @@ class AudioCopy:
 
     @classmethod
     def open(cls, path: Path | None, target: OutputContainer, muxer: Muxer) -> Self | None:
-        """Add an audio track for the audio of `path` to the MP4. Call it before anything is written to `target`.
+        """Add an audio track to an MP4, to copy another file's audio. Call this before anything is written to the MP4.
 
         Args:
-            path: media file with the audio.
+            path: media file with the audio, or None.
             target: MP4 that already has its video stream.
             muxer: writes into `target`.
 
         Returns:
-            The audio copy. None if the file has no audio, or if MP4 does not support its codec (logs a warning).
+            The audio copy. None if there is no audio. None with a warning if the audio cannot be copied.
         """
         if path is None:
             return None
@@ -85,7 +85,7 @@ class AudioCopy:
 
         Args:
             time_s: the time in seconds on the source's clock.
-            wanted: whether `close` counts the skipped audio as missing in its warning.
+            wanted: whether the skipped audio counts as missing. `close` logs the duration of missing audio.
         """
         while self._next is not None and self._next.time_s < time_s:
             if wanted:

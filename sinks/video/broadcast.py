@@ -123,10 +123,10 @@ class Viewer:
         self._needs_key_frame = True
 
     def set_halvings(self, halvings: int) -> None:
-        """Continue at another bit rate. The viewer's next frame is then a keyframe.
+        """Change the bit rate of the video for this viewer. The viewer's next frame is a keyframe.
 
         Args:
-            halvings: how many times the maximum bit rate is divided by 2.
+            halvings: how many times the maximum bit rate is divided by 2, such as 1 for half the bit rate.
         """
         if self._stream.leave(self._view, self):
             self._view = replace(self._view, halvings=halvings)
@@ -288,7 +288,7 @@ class BroadcastSink:
             self.end(name)
 
     def next(self, stream: str) -> Future[Shown]:
-        """Return a future of the stream's next frame. The end of the stream cancels the future, and the caller can too.
+        """Return a future for the stream's next frame. The future is cancelled if the stream ends first.
 
         Raises:
             NoSuchStreamError: if no stream has this name.

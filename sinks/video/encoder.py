@@ -62,9 +62,9 @@ _RETRY_S, _RETRY_MOST_S = 10.0, 600.0
 
 
 class Backoff:
-    """Retry schedule for a failed GPU encoder. The retry delay doubles, because each attempt creates a CUDA context.
+    """Retry delay of a GPU encoder that could not be opened. The delay doubles with each failure.
 
-    Opening an encoder fails temporarily if the GPU has no free memory or encoding session.
+    Opening fails temporarily if the GPU has no free memory or no free encoding session.
     """
 
     def __init__(self) -> None:
@@ -72,16 +72,16 @@ class Backoff:
         self._at = float("-inf")
 
     def allows(self, now: float) -> bool:
-        """Return whether the encoder may be retried at time `now`, in seconds."""
+        """Return whether the retry delay has passed at time `now`, in seconds."""
         return now >= self._at
 
     def failed(self, now: float) -> None:
-        """Record that opening the encoder failed at time `now`, in seconds. Double the retry delay."""
+        """Double the retry delay, because opening the encoder failed at time `now`, in seconds."""
         self._at = now + min(_RETRY_S * 2**self._failures, _RETRY_MOST_S)
         self._failures = min(self._failures + 1, 16)
 
     def worked(self) -> None:
-        """Record that opening the encoder succeeded. Reset the retry delay."""
+        """Reset the retry delay, because opening the encoder succeeded."""
         self._failures, self._at = 0, float("-inf")
 
 
@@ -89,11 +89,11 @@ _backoffs: dict[str, Backoff] = {name: Backoff() for names in _CHOICES.values() 
 
 
 def _open_first(codec: Codec, opened: Callable[[str], T]) -> tuple[str, T]:
-    """Open the first working encoder of a codec. Return its name and the result of `opened`.
+    """Open the first working encoder of a codec. Return its name and the opened encoder.
 
     Args:
         codec: video codec, "H264" or "VP8".
-        opened: opens the encoder with the given name.
+        opened: function that opens an encoder by its name.
 
     Raises:
         FFmpegError, ValueError: if no encoder works.
@@ -201,8 +201,7 @@ class VideoFormat:
 class Mp4Encoder:
     """An H.264 encoder for several consecutive MP4 files.
 
-    Each file starts with a keyframe at time 0. The encoder stays open between files, because an encoder needs 4 to 60
-    MB and several threads. Opening an encoder per file would fragment the heap.
+    Each file starts with a keyframe. The encoder stays open between files, because repeated opening fragments the heap.
 
     Args:
         form: format of all images and files.
@@ -290,9 +289,8 @@ class EncodedImage:
 
 
 def bit_rate(width: int, height: int, rate: float) -> int:
-    """Return the maximum bit rate in bit/s for video of this size in pixels, at `rate` frames per second.
+    """Return the maximum bit rate in bit/s for a video size in pixels and a frame rate in frames per second.
 
-    The bit rate grows less than the number of pixels per second, because large and frequent images are more redundant.
     Examples at 30 frames per second: 1.5 Mbit/s for 640×360, and 7 Mbit/s for 1920×1080.
     """
     return round(1_500_000 * math.pow(width * height * rate / (640 * 360 * 30), 0.7))
@@ -346,7 +344,7 @@ class LiveEncoder:
         return EncodedImage(b"".join(bytes(packet) for packet in packets), pts, packets[0].is_keyframe)
 
     def _packets(self, frame: av.VideoFrame) -> list[Any]:
-        """Return the encoded packets. Opens the first working encoder if none is open."""
+        """Encode a frame and return its packets. If no encoder is open, open the first one that works."""
         while True:
             if self._context is None:
                 self._name, self._context = _open_first(self._codec, self._open)

@@ -1,7 +1,4 @@
-"""Reads and writes fragmented MP4: the header (initialization segment) of a file and its fragments.
-
-    header     ftyp, uuid (Saccade's note), moov (from FFmpeg, with an audio track added)
-    fragment   moof, mdat; the file is playable up to its last complete fragment
+"""Reads and writes the boxes of fragmented MP4: the initialization segment (header) and the fragments.
 
 FFmpeg's muxer is not used for fragments, because it decides when to write and cannot recover from a full disk.
 """
@@ -112,7 +109,7 @@ def head_of(
 
 
 def sound_head_of(sound: AudioTrackInfo) -> bytes:
-    """Build the header of an MP4 that has only an audio track, for PyAV to copy the track's description from."""
+    """Build the header of an MP4 with only an audio track. PyAV reads the description of the track from this header."""
     return _box(b"ftyp", b"isom", bytes(4), b"isom") + _box(b"moov", _box(b"trak", _sound_trak(sound)))
 
 
@@ -146,11 +143,11 @@ def fragment_of(number: int, tracks: Sequence[tuple[int, int, Sequence[Sample]]]
 
 
 def event_of(number: int, at: int, message: bytes) -> bytes:
-    """Build an `emsg` box: a message at a media time (ISO 23009-1).
+    """Build an event message box (`emsg`, ISO 23009-1) for a fragmented MP4.
 
     Args:
-        number: number of the message in its stream.
-        at: media time in units of 1/90000 s.
+        number: ID of the message.
+        at: presentation time of the message, in units of 1/90000 s.
         message: content of the message.
     """
     place = struct.pack(">IQII", VIDEO_SCALE, at, 0, number)

@@ -39,10 +39,7 @@ class LiveAudio:
         self._taken.append(packet)
 
     def writer(self) -> AudioWriter | None:
-        """Pass all received audio to the writer for the current audio format, and return the writer.
-
-        Return None before the first packet.
-        """
+        """Return the writer for the current audio format, with all received audio. None before the first packet."""
         while self._taken:
             packet = self._taken.popleft()
             if self._writer is None or not self._writer.fits(packet):
@@ -57,7 +54,7 @@ class LiveAudio:
         return self._writer
 
     def open(self, target: OutputContainer, muxer: Muxer) -> AudioTrack | None:
-        """Add an audio track to an MP4 before anything is written to it. Return None before the first audio packet."""
+        """Add an audio track to an MP4 to which nothing was written. Return None if no audio has arrived yet."""
         writer = self.writer()
         return None if writer is None else AudioTrack(self, writer, target, muxer)
 
@@ -72,11 +69,11 @@ class AudioTrack:
             self._output = target.add_stream_from_template(head.streams.audio[0])
 
     def copy_until(self, time_s: Fraction, shift_s: Fraction) -> None:
-        """Write the audio that begins before a time.
+        """Write all audio that begins before `time_s` to the file.
 
         Args:
-            time_s: the time in seconds on the clock of the frames.
-            shift_s: start of the file in seconds on the same clock.
+            time_s: time in seconds, on the clock of the frames.
+            shift_s: time at which the file starts, in seconds on the same clock.
         """
         if self._audio.writer() is not self._writer:
             return  # another audio format, which only the next file can have

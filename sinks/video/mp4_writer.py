@@ -139,8 +139,8 @@ class Mp4Writer:
         """Write the remaining audio, and convert the fragmented file to an ordinary MP4.
 
         Args:
-            until_pts: time until which the last frame is shown. None to show the last frame as long as the frame
-                before.
+            until_pts: presentation timestamp at which the last frame ends. With None, the last frame has the duration
+                of the frame before it.
         """
         try:
             if self._last_pts is not None and until_pts is not None:
@@ -230,10 +230,9 @@ def check_size(path: Path, width: int, height: int) -> None:
 
 
 def _timescale(base: Fraction) -> int:
-    """Return the MP4's time scale in units per second.
+    """Return the time scale of an MP4 track in units per second, from the source's time base in seconds.
 
-    The source's time base is used if possible, so that timestamps stay the same integers. A time base coarser than 1 ms
-    is made finer, because players expect that precision. A very fine time base is made coarser.
+    The time scale is limited to the range that players support: about 1000 to 1,000,000 units per second.
     """
     timescale = base.denominator
     while timescale < 1000:
@@ -297,7 +296,7 @@ class OpenMp4:
             self._writer = Mp4Writer(path, first, encoder, self._audio_from, from_zero=self._from_zero)
 
     def _encoder_for(self, path: Path, first: Frame) -> Mp4Encoder:
-        """Return the current encoder if its format fits `first`, else a new encoder."""
+        """Return an encoder for frames like `first`: the current encoder if it has the same format, else a new one."""
         check_size(_plain(path), first.width, first.height)
         width, height = first.width + first.width % 2, first.height + first.height % 2
         unit = Fraction(1, _timescale(first.time_base))
@@ -319,7 +318,7 @@ class OpenMp4:
             self.end()
 
     def end(self, until_pts: int | None = None) -> None:
-        """Close the MP4 file, if one is open. `until_pts` is the time until which its last frame is shown."""
+        """Close the MP4 file, if one is open. `until_pts` is the timestamp at which its last frame ends."""
         if self._writer is not None:
             with self._giving_up(self._writer.path, "finish"):
                 self._writer.close(until_pts)

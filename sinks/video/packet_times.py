@@ -55,10 +55,10 @@ class PacketTimes:
         """Return the corrected timestamps of the next packet; None if the packet does not fit into the file.
 
         Args:
-            pts: presentation timestamp, or None; any value is allowed.
-            dts: decoding timestamp, or None; any value is allowed.
-            duration: duration, or None; any value is allowed.
-            base: seconds per unit of these values; None if unknown.
+            pts: presentation timestamp, or None.
+            dts: decoding timestamp, or None.
+            duration: duration, or None.
+            base: time base of these three values: seconds per unit; None if unknown.
         """
         shown, decoded, lasts = (self._units(value, base) for value in (pts, dts, duration))
         last = self._last

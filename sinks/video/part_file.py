@@ -87,10 +87,7 @@ class PartFile:
                 self._rename()
 
     def begin_end(self) -> None:
-        """Record that FFmpeg starts to convert the fragmented file to an ordinary MP4.
-
-        If the conversion fails, `give_up` restores the fragmented file.
-        """
+        """Prepare the file for FFmpeg's conversion to an ordinary MP4. `give_up` can then undo the conversion."""
         self._walk()
         self._undo = [(os.fstat(self._file.fileno()).st_size, b"")]
 

@@ -1,8 +1,4 @@
-"""Reads an event store. Defines the database schema, and queries that return events in pages, newest first.
-
-A query with several conditions first finds candidates in the full-text index, which intersects the conditions. Then
-each candidate is checked exactly.
-"""
+"""Reads an event store. Defines the SQLite schema, and queries that return events in pages, newest first."""
 
 from __future__ import annotations
 
@@ -306,13 +302,13 @@ class EventReader:
         return [record for record, _ in self.page(query)]
 
     def page(self, query: EventQuery, more: int = 0) -> list[tuple[dict[str, Any], float]]:
-        """Return the records of the events that match a query, newest first, each with its storage timestamp.
+        """Return the records of the events that match a query, newest first, each with its storage time.
 
-        Each record comes with its storage time (`stored_at`), a Unix time that is unique in this store.
+        The storage time is a Unix time in seconds, and is unique in this store.
 
         Args:
             query: the query.
-            more: number of additional events to return if there are more than the query's limit.
+            more: number of events to return beyond the query's limit.
         """
         with self._reading() as db:
             first = None
