@@ -572,7 +572,7 @@ class Engine:
         return future
 
     def _start_refiner(self, name: str) -> RefineThread:
-        """Load an outline refiner and start its thread.
+        """Load a mask refiner and start its thread.
 
         Raises:
             EngineError: if the model does not support refiners.
@@ -582,7 +582,7 @@ class Engine:
         loaded, encoder = self._loaded, self._executor.encoder
         try:
             if loaded.load_refiner is None or not isinstance(encoder, DeepEncoder):
-                raise EngineError(f"{self._info.name} does not support an outline refiner; use Moondream 3")
+                raise EngineError(f"{self._info.name} does not support a mask refiner; use Moondream 3")
             refiner = loaded.load_refiner(find_refiner(name))
             model = loaded.model
             return RefineThread(refiner, model.vision, encoder, model.device, self._executor.fallbacks)

@@ -378,7 +378,7 @@ def doctor(
     ] = None,
     refiner: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="With --model: check whether this outline refiner fits the model."),
+        typer.Option(metavar="FILE", help="With --model: check whether this mask refiner fits the model."),
     ] = None,
 ) -> int:
     """List installed packages, devices and codecs, and report missing components."""

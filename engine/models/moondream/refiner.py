@@ -223,7 +223,7 @@ def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
         raise ModelFilesError(f"{path}: not a torch file that contains only tensors ({type(error).__name__})") from None
     head = stored.get("head") if isinstance(stored, Mapping) else None
     if not isinstance(head, Mapping) or not all(isinstance(one, torch.Tensor) for one in head.values()):
-        raise ModelFilesError(f"{path}: not an outline refiner: the file has no tensors under 'head'")
+        raise ModelFilesError(f"{path}: not a mask refiner: the file has no tensors under 'head'")
     sizes = {}
     for name in ("image_proj.weight", "image_pe", "hq_fusion.fusion.0.weight"):
         if name not in head or head[name].ndim != 4:

@@ -122,7 +122,7 @@ def _refiner(loaded: LoadedModel, name: str) -> str:
     from saccade.engine.models.model_files import find_refiner
 
     if loaded.load_refiner is None:
-        raise ValueError("this model does not support an outline refiner; use Moondream 3")
+        raise ValueError("this model does not support a mask refiner; use Moondream 3")
     path = find_refiner(name)
     loaded.load_refiner(path)
     return f"{path} fits the model's vision encoder"

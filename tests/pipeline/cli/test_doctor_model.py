@@ -31,7 +31,7 @@ def test_a_refiner_that_fits_is_named(tmp_path: Path) -> None:
     assert (broken.ok, broken.needed) == (False, True)
     assert "not a torch file" in broken.detail
     none = {one.what: one for one in examine_model("nano", str(refiner))}["refiner"]
-    assert none.detail == "this model does not support an outline refiner; use Moondream 3"
+    assert none.detail == "this model does not support a mask refiner; use Moondream 3"
 
 
 def test_an_unknown_tensor_is_one_line(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_the_published_shape_loads_from_published_names(tmp_path: Path) -> None:
     [
         (
             lambda head: {},
-            "not an outline refiner: the file has no tensors under 'head'|'image_proj.weight' is missing",
+            "not a mask refiner: the file has no tensors under 'head'|'image_proj.weight' is missing",
         ),
         (lambda head: 7, "no tensors under 'head'"),
         (lambda head: head | {"image_pe": torch.zeros(3)}, "'image_pe' is missing or does not have 4 dimensions"),
@@ -359,14 +359,14 @@ def test_where_it_fails_the_coarse_outline_stands(
         assert not found.refined
         assert found.mask(80, 60).any()
     assert [record.getMessage() for record in caplog.records] == [
-        "the outline refiner failed, so the result has coarse outlines: no memory"
+        "the mask refiner failed, so the result has coarse outlines: no memory"
     ]
     monkeypatch.undo()
     assert engine.submit(image, [ASKED]).result(60).segments[0].refined
 
 
 def test_what_cannot_be_refined_is_one_line(folder: Path, file: Path, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="nano does not support an outline refiner; use Moondream 3") as caught:
+    with pytest.raises(EngineError, match="nano does not support a mask refiner; use Moondream 3") as caught:
         Engine.load("nano", "cpu", refiner=str(file))
     assert "\n" not in str(caught.value)
     with pytest.raises(UnknownModelError, match=r"unknown refiner '.*none\.pt': use a file, or a hub ID"):
