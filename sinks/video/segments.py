@@ -24,13 +24,13 @@ _DIGITS = {
 
 
 class Segmenter:
-    """Decides for each frame whether a new segment (file) of a recording starts.
+    """Decides at which frames a recording starts a new file (segment).
 
-    A segment starts at the first frame, after `length_s`, and after a gap of more than `GAP_S`. A segment also starts
-    if the frame size or the time base changes, or if timestamps decrease.
+    A new file starts after `length_s`, or after a gap of more than `GAP_S` seconds. It also starts if the frame size or
+    time base changes, or if a timestamp does not increase.
 
     Args:
-        length_s: length of a segment in seconds, without the display time of its last frame.
+        length_s: duration of a file in seconds, without the display time of its last frame.
     """
 
     __slots__ = ("_base", "_last", "_length_s", "_size", "_start")
@@ -43,7 +43,7 @@ class Segmenter:
         self._size = (0, 0)
 
     def starts_segment(self, pts: int, base: Fraction, size: tuple[int, int]) -> bool:
-        """Return whether a frame starts a new segment.
+        """Return whether a frame starts a new file of the recording.
 
         Args:
             pts: presentation timestamp of the frame.
@@ -57,10 +57,10 @@ class Segmenter:
         return cut
 
     def is_continuous(self, pts: int, base: Fraction) -> bool:
-        """Return whether the gap before a frame is short enough to show the previous frame until then.
+        """Return whether a frame follows the previous frame without a gap of more than `GAP_S` seconds.
 
         Args:
-            pts: presentation timestamp of the frame after the gap.
+            pts: presentation timestamp of the frame.
             base: seconds per unit of `pts`.
         """
         return base == self._base and 0 < (pts - self._last) * base <= GAP_S
@@ -88,7 +88,7 @@ class SegmentNames:
 
     @property
     def root(self) -> Path:
-        """Folder above the first path component with a time placeholder. It must exist; its subfolders are created."""
+        """Folder before the first component of the path that has a time placeholder. The folder must exist."""
         parts = Path(self.pattern).parts
         fixed = next(n for n, part in enumerate(parts) if _DIRECTIVE.search(part))
         return Path(*(part.replace("%%", "%") for part in parts[:fixed]))
@@ -100,7 +100,7 @@ class SegmentNames:
 
     @property
     def depth(self) -> int:
-        """Number of folder levels between `root` and the files."""
+        """Number of subfolder levels between `root` and a file of the recording."""
         return len(Path(self.pattern).parts) - len(self.root.parts) - 1
 
     def owns(self, path: Path) -> bool:

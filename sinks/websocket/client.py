@@ -22,7 +22,7 @@ _MAX_REQUEST_BYTES = 16 * 1024
 
 @dataclass(slots=True)
 class Counters:
-    """Numbers of sent and dropped records of all WebSocket clients, including disconnected ones."""
+    """Numbers of sent and of dropped records, summed over all WebSocket clients since the start of the server."""
 
     sent: int = 0
     dropped: int = 0
@@ -117,14 +117,14 @@ class Connection(ServerConnection):
             self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Add the new connection to the open connections."""
+        """Register the client's connection as open, after the TLS handshake."""
         self._opening.cancel()
         self._connections.add(self)
         self._made = True
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Remove the connection from the open connections."""
+        """Unregister the client's closed connection."""
         self._connections.discard(self)
         super().connection_lost(exc)
 
@@ -141,10 +141,10 @@ class Connection(ServerConnection):
 
 
 def notice(stream: str = "", **fields: Any) -> Message:
-    """Create a notice: a message to clients that is not a frame's record.
+    """Create a message to WebSocket clients that is not the record of a frame, such as the end of a stream.
 
     Args:
-        stream: name of the stream that the notice is about; "" for none.
+        stream: name of the stream that the message is about; "" for none.
         fields: JSON values of the message.
     """
     named = {"stream": stream} if stream else {}

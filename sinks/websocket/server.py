@@ -118,21 +118,21 @@ class WebSocketSink:
 
     @property
     def sent(self) -> int:
-        """Number of records sent to all WebSocket clients so far."""
+        """Number of records sent to WebSocket clients, summed over all clients."""
         return self._counters.sent
 
     @property
     def dropped(self) -> int:
-        """Number of records dropped because a WebSocket client was slow, summed over all clients."""
+        """Number of records dropped because a WebSocket client was too slow, summed over all clients."""
         return self._counters.dropped
 
     @classmethod
     def open(cls, target: str, hints: SourceHints) -> Self:
-        """Start the WebSocket server for an address with options. Raises SinkError like the constructor."""
+        """Start a WebSocket server at the address `target`. Raises SinkError if the address is invalid or in use."""
         return cls(target)
 
     def stats(self) -> SinkStats:
-        """Return the number of WebSocket clients, and of sent and dropped records."""
+        """Return the number of WebSocket clients, and the numbers of sent and dropped records."""
         return SinkStats(clients=self.clients, sent=self.sent, dropped=self.dropped)
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:

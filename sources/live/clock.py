@@ -1,4 +1,4 @@
-"""Continuous timestamps for a live source across reconnects. The current time is an argument of each method."""
+"""Continuous timestamps for a live source across reconnects."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ _WRONG_RATE = 2.0  # a clock that is this many times too fast or too slow is ign
 
 
 class LiveClock:
-    """Maps the timestamps of all connections of a live source to one strictly increasing integer clock.
+    """Converts the timestamps of all connections of a live source to one strictly increasing integer clock.
 
-    Within a connection, the intervals between timestamps are those of the sender. If the sender's clock restarts or
-    jumps, the interval is measured with the local clock. If the sender's clock runs at a wrong rate, the local clock is
-    used for the rest of the connection.
+    Frame intervals are those of the sender's timestamps. Arrival times are used instead after a reconnect, if the
+    sender's clock jumps, or if it runs more than twice too fast or too slow.
     """
 
     __slots__ = ("_arrived_at", "_offset", "_pts", "_rate", "_timestamp")
@@ -55,10 +54,10 @@ class LiveClock:
 
 
 class _RateCheck:
-    """Checks whether the sender's clock runs at the right rate, in windows of two seconds.
+    """Compares the rates of the sender's clock and the local clock every two seconds.
 
-    The rate is wrong if one of the two clocks runs more than twice as fast as the other in two consecutive windows. A
-    single window may differ, because servers send buffered frames in a burst when a client joins.
+    The sender's clock is wrong if two consecutive comparisons show that one clock runs more than twice as fast as the
+    other. One comparison is not enough: a server may send buffered frames in a burst when a client connects.
     """
 
     __slots__ = ("_at", "_timestamp", "_wrong")

@@ -1,7 +1,4 @@
-"""Queue of encoded frames between the network and the decoder, with limited waiting time and memory.
-
-The current time is an argument of each method. A queue that several threads share must be protected by a lock.
-"""
+"""Queue of encoded frames between the network and the decoder, with limited waiting time and size. Not thread-safe."""
 
 from __future__ import annotations
 
@@ -17,11 +14,10 @@ _FIRST_DECODE_S = 0.01  # assumed before the first frame: 4K on one core
 
 
 class CodedQueue:
-    """Queue of encoded access units. If decoding is too slow, old access units are dropped up to a keyframe.
+    """Queue of encoded access units (frames). If decoding is too slow, old access units are dropped up to a keyframe.
 
-    If the oldest access unit waits longer than `MAX_AGE_S`, all access units before the newest keyframe are dropped. If
-    there is no newer keyframe, or decoding the remaining units would take longer than `CATCH_UP_S`, the queue is
-    cleared. All further access units before the next keyframe are also dropped.
+    If an access unit waits longer than `MAX_AGE_S`, all access units before the newest keyframe are dropped. The queue
+    is cleared up to the next keyframe if decoding the remaining access units would take longer than `CATCH_UP_S`.
     """
 
     def __init__(self) -> None:

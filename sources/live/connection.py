@@ -1,6 +1,6 @@
 """Interface of one connection to a live source, for all protocols.
 
-A connection does not reconnect. If it fails, it raises an error and is closed.
+A connection does not reconnect. If it fails, `read` raises an error, and the caller must close the connection.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class LiveConnection(Protocol):
 
     @property
     def stats(self) -> StreamStats | None:
-        """Statistics of the stream; None if the protocol provides none."""
+        """Packet statistics of the connection; None if unavailable. Only RTSP connections provide them."""
         ...
 
     def read(self, timeout_s: float) -> LiveFrame | None:

@@ -1,4 +1,4 @@
-"""Low-latency video decoder for all codecs of FFmpeg. Decodes on the GPU if one is available."""
+"""Low-latency video decoder for all codecs of FFmpeg, on the CPU or an NVIDIA GPU."""
 
 from __future__ import annotations
 

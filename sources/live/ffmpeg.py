@@ -1,9 +1,8 @@
 """Live streams through FFmpeg: HLS, RTMP, MPEG-TS over UDP, SRT, webcams, and RTSP with rare codecs.
 
-Motion JPEG over HTTP uses Saccade's own parser, because many cameras send wrong headers. FFmpeg's calls cannot be
-interrupted. FFmpeg therefore runs in a separate thread, which ends at most 20 s after `close`. FFmpeg does not support
-pinned certificates. Saccade therefore opens all TLS connections, with `HttpFiles` for HTTP and a `Relay` for RTMP and
-RTSP.
+FFmpeg's calls cannot be interrupted. FFmpeg therefore runs in a separate thread, which ends at most 20 s after `close`.
+FFmpeg cannot pin certificates. Saccade therefore opens all TLS connections itself (`HttpFiles`, `Relay`). Motion JPEG
+over HTTP has its own parser, because many cameras send wrong headers.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class FfmpegInput:
 
     @classmethod
     def of_rtsp(cls, address: RtspAddress, transport: str) -> FfmpegInput:
-        """Return FFmpeg's URL and options for an RTSP stream with another codec than H.264 and H.265."""
+        """Return FFmpeg's URL and options for an RTSP stream that is neither H.264 nor H.265."""
         way = {"auto": "tcp", "multicast": "udp_multicast"}.get(transport, transport)
         server = None
         if address.tls:
@@ -199,7 +198,7 @@ class FfmpegConnection:
 
     @property
     def media_at(self) -> float:
-        """Same as `heard_at`, because FFmpeg reports no data other than packets."""
+        """`time.monotonic()` in seconds when a packet last arrived; always equal to `heard_at`."""
         return self._heard_at
 
     @property
@@ -209,7 +208,7 @@ class FfmpegConnection:
 
     @property
     def stats(self) -> StreamStats | None:
-        """Always None, because FFmpeg provides no statistics."""
+        """Packet statistics; always None, because FFmpeg does not provide them."""
         return None
 
     def read(self, timeout_s: float) -> LiveFrame | None:
@@ -248,7 +247,7 @@ class FfmpegConnection:
                 self._changed.wait(_WAKE_S)
 
     def _hand_over(self, frame: LiveFrame, *, wait: bool) -> None:
-        """Queue a frame for `read`. If the queue is full, wait for space if `wait` is set, or drop the oldest frame."""
+        """Queue a frame for `read`. If the queue is full, wait for space (`wait`) or drop the oldest frame."""
         with self._changed:
             while wait and len(self._ready) >= _READY and not self._done.is_set() and not self._closed.is_set():
                 self._changed.wait(_WAKE_S)
@@ -300,7 +299,7 @@ class FfmpegConnection:
     def _reach(self, first: HttpFile | None) -> Iterator[tuple[str, str | None]]:
         """Yield the URL for FFmpeg to open, and the name of its format; None as the format if FFmpeg must detect it.
 
-        If the server requires TLS, the URL is that of a local TLS relay, which runs until the context ends.
+        RTMP, RTMPS and RTSPS connections go through a local relay, which runs until the context ends.
         """
         address, dialer = self._address, self._dialer
         target = address.target
@@ -317,7 +316,7 @@ class FfmpegConnection:
             yield target, address.format
 
     def _checked(self, url: str) -> str:
-        """Check the URL's host, and return the URL with the host replaced by the checked IP address."""
+        """Return the URL with its host replaced by an IP address. Raise SourceError if the address is forbidden."""
         host, port = host_and_port(url)
         if not host:  # FFmpeg listens on this address
             self._dialer.allow(url, [])
@@ -335,7 +334,7 @@ class FfmpegConnection:
         return options
 
     def _read_jpegs(self, file: HttpFile) -> NoReturn:
-        """Read a Motion JPEG stream, and queue each image on arrival.
+        """Read and decode a Motion JPEG stream, and queue each frame on arrival.
 
         Raises:
             StreamEndedError: at the end of a stream of limited length.
@@ -395,7 +394,7 @@ class FfmpegConnection:
         raise LiveError("connection failed", f"{what}: the stream has ended")
 
     def _video_packets(self, container: InputContainer, stream: VideoStream) -> Iterator[av.Packet[VideoStream]]:
-        """Yield the video packets. Pass the audio packets to the callbacks that receive audio, if any."""
+        """Yield the video packets. Pass the audio packets to the registered audio callbacks."""
         sound = next(iter(container.streams.audio), None) if self._taps.sound else None
         if sound is None:
             yield from container.demux(stream)

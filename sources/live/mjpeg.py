@@ -1,4 +1,4 @@
-"""Extracts JPEG images from a Motion JPEG stream over HTTP. The received bytes and the current time are arguments.
+"""Extracts JPEG images from a Motion JPEG stream over HTTP.
 
 Headers between the images are ignored, because many cameras send wrong headers. Cameras omit the first boundary or the
 content type, state a wrong length, or use wrong line endings. The JPEG markers determine where each image ends.
@@ -121,7 +121,7 @@ class JpegSplitter:
                 self._in_scan = marker == 0xDA
 
     def _end_before(self, following: int) -> int:
-        """Return the offset after an image without end marker: the boundary before the image at `following`."""
+        """Return the end offset of an image without end marker: the last boundary before the offset `following`."""
         ends = [match.start() for match in _BOUNDARY.finditer(self._data, max(2, following - 4096), following)]
         return ends[-1] if ends else following
 

@@ -1,4 +1,4 @@
-"""Schedules frames at their presentation times if they arrive in bursts. The current time is an argument."""
+"""Schedules frames at their presentation times if they arrive in bursts, as with HLS."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ _SLACK_S = 0.1  # in the comparison of two delays
 class Pacer:
     """Playback schedule of one live stream that arrives in bursts.
 
-    - If a timestamp decreases, repeats or jumps forward, the frame is shown one usual frame interval after the previous
+    - A late frame is shown immediately. It delays the schedule of all later frames.
+    - Playback then runs 10 % faster, until the delay is recovered. If frames are late again, the delay is kept.
+    - If a timestamp decreases, repeats or jumps forward, the frame is shown one frame interval after the previous
       frame.
-    - A late frame is shown immediately. Later frames are delayed by the same time. Playback then runs 10 % faster until
-    the delay is recovered.
-    - If faster playback makes frames late again, playback returns to normal speed and keeps the delay.
     """
 
     def __init__(self) -> None:
@@ -27,10 +26,10 @@ class Pacer:
         self._regained = 0.0  # delay regained since the last late frame
 
     def delay(self, taken: float, now: float) -> float:
-        """Return the number of seconds until a frame should be shown; 0 if it is late.
+        """Return the number of seconds until a frame should be shown; 0 if the frame is late.
 
         Args:
-            taken: timestamp of the frame in seconds.
+            taken: presentation timestamp of the frame in seconds.
             now: current time in seconds on a monotonic clock.
         """
         if self._offset is None:
@@ -47,7 +46,7 @@ class Pacer:
         return 0.0
 
     def _follow(self, offset: float, taken: float) -> float:
-        """Return the offset of the schedule (due time minus timestamp, in seconds) for the next frame.
+        """Return the display time of the next frame minus its timestamp (offset), in seconds.
 
         Args:
             offset: offset of the previous frame, in seconds.

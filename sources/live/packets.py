@@ -106,7 +106,7 @@ def jumps(time: int, before: CodedPacket, packet: CodedPacket) -> bool:
     """Return whether the timestamps jump, or the codec changes, between two consecutive packets.
 
     Args:
-        time: presentation timestamp of the previous packet, after any correction.
+        time: previous presentation timestamp in units of 1/90000 s, on the clock of `packet`.
         before: the previous packet.
         packet: the packet to check.
     """
@@ -145,9 +145,9 @@ class PacketTap:
     def packets(
         self, packet: av.Packet[VideoStream], arrived_at: float, display_matrix: tuple[int, ...] | None = None
     ) -> Iterator[CodedPacket]:
-        """Yield `packet` as a `CodedPacket`. The arrival time replaces a missing timestamp.
+        """Convert an FFmpeg packet to a `CodedPacket`. The arrival time replaces a missing timestamp.
 
-        The bitstream filter may clear `packet`.
+        Do not use `packet` afterwards: the conversion may take its data.
         """
         if not packet.size:
             return
@@ -177,7 +177,7 @@ class AudioTap:
         self._rate, self._channels = context.sample_rate, context.layout.nb_channels
 
     def packets(self, packet: av.Packet[AudioStream]) -> Iterator[AudioPacket]:
-        """Yield the audio packet as an `AudioPacket`; nothing if it has no timestamp."""
+        """Convert an FFmpeg packet to an `AudioPacket`. Yield nothing if the packet has no timestamp."""
         if not packet.size or packet.pts is None:
             return
         pts, lasts = round(packet.pts * packet.time_base / LIVE_BASE), packet.duration or 0
@@ -192,7 +192,7 @@ class AudioTap:
 
 
 def adts_config(data: bytes) -> tuple[bytes, bytes]:
-    """Split an AAC packet into its AudioSpecificConfig and its audio data; both b"" without an ADTS header."""
+    """Split an AAC packet into its AudioSpecificConfig and audio data. Return (b"", b"") without an ADTS header."""
     if len(data) < 7 or data[0] != 0xFF or data[1] & 0xF6 != 0xF0:
         return b"", b""
     kind, rate, channels = (data[2] >> 6) + 1, data[2] >> 2 & 15, (data[2] & 1) << 2 | data[3] >> 6

@@ -1,7 +1,4 @@
-"""State machine of the connection to a live source: states, timeouts and retry delays.
-
-The current time and the random number generator are arguments.
-"""
+"""State machine of the connection to a live source: states, timeouts and retry delays."""
 
 from __future__ import annotations
 
@@ -96,7 +93,7 @@ class Link:
         self._attempted_at = self._heard_at = self._media_at = self._frame_at = now
 
     def heard(self, at: float, media_at: float | None = None) -> None:
-        """Record the time `at` of the last received data, and the time `media_at` of the last received video.
+        """Record the arrival time of the latest data (`at`) and of the latest video (`media_at`).
 
         If `media_at` is None, the data counts as video.
         """
@@ -118,12 +115,11 @@ class Link:
         self._heard_at = self._media_at = self._frame_at = now
 
     def silent(self, now: float) -> bool:
-        """Return whether the connection has been silent for too long. A live source then becomes `stalled`.
+        """Return whether the connection has timed out. A live source then becomes `stalled`.
 
-        The limits are 4 s or four frame intervals without video (the longer applies), and 20 s without a frame. While
-        the frame interval is unknown, the limit is 4 s without any data, or 20 s with `frames_only`. Before the first
-        frame, the limit is 4 s without data. The first two failed attempts each double the limits that do not depend on
-        the frame interval. A camera with one image a minute therefore connects eventually.
+        Video packets time out after four frame intervals (at least 4 s), and frames after 20 s or more. Timeouts are
+        longer while the frame interval is unknown, and after failed attempts. Cameras with one image per minute can
+        therefore connect.
         """
         patience = 1 << min(self._attempts, 2)
         if self._state == "live":
@@ -145,12 +141,12 @@ class Link:
     def failed(
         self, reason: Reason, message: str | None = None, *, refused: bool = False, now: float | None = None
     ) -> float:
-        """Record that the connection or the attempt has failed. Return the delay before the next attempt, in seconds.
+        """Record that a connection or an attempt failed. Return the delay before the next attempt (back-off), in s.
 
-        The delay starts at 0.5 s. Each failure doubles the delay, up to 4 s for network errors and 30 s for other
-        errors. A random jitter of up to 25 % is subtracted. The delay is reset after one second with frames. After a
-        rejected password, the delay exceeds 30 minutes, because cameras lock accounts. For a network error, the
-        duration of the attempt up to `now` is subtracted from the delay.
+        The delay starts at 0.5 s. Each failure doubles it, up to 4 s for network errors and 30 s for other errors. A
+        random jitter of up to 25 % is subtracted. The delay is reset after one second with frames. After a rejected
+        password, the delay exceeds 30 minutes, because cameras lock accounts. For network errors, the duration of the
+        attempt is subtracted.
         """
         took = 0.0 if now is None or self._state in ("live", "stalled") else now - self._attempted_at
         if self._state != "ended":

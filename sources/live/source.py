@@ -95,7 +95,7 @@ class LiveSource(Source):
 
     @property
     def stats(self) -> StreamStats | None:
-        """Statistics of the newest connection; None before the first connection, or if the protocol provides none."""
+        """Packet statistics of the newest connection; None if unavailable. Only RTSP connections provide them."""
         return self._stats
 
     def listen(self, take: Callable[[AudioPacket], None]) -> None:
@@ -249,7 +249,7 @@ class LiveSource(Source):
 
 
 class _AudioClock:
-    """Converts audio timestamps from a connection's clock to the clock of the frames. Thread-safe.
+    """Converts audio timestamps from a connection's clock to the clock of `Frame.pts`. Thread-safe.
 
     Attributes:
         listeners: callbacks that receive the converted audio packets.
@@ -262,13 +262,13 @@ class _AudioClock:
         self._early: deque[AudioPacket] = deque(maxlen=_EARLY)
 
     def restart(self) -> None:
-        """Start a new connection. Audio packets are stored until `align` sets the offset between audio and frames."""
+        """Prepare for a new connection. Audio packets are buffered until `align` sets their timestamp offset."""
         with self._lock:
             self._shift = None
             self._early.clear()
 
     def align(self, shift: int) -> None:
-        """Set the offset from the audio clock to the frame clock, and pass the stored packets to the callbacks."""
+        """Set the offset from audio timestamps to frame timestamps. Pass buffered audio packets to the callbacks."""
         if not self.listeners:
             return
         with self._lock:
@@ -277,7 +277,7 @@ class _AudioClock:
                 self._pass_on(self._early.popleft())
 
     def hear(self, packet: AudioPacket) -> None:
-        """Convert an audio packet and pass it to the callbacks, or store it until the clocks are aligned."""
+        """Convert an audio packet and pass it to the callbacks; buffer it if the offset is still unknown."""
         with self._lock:
             if self._shift is None:
                 self._early.append(packet)
