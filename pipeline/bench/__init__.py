@@ -1,1 +1,1 @@
-"""The benchmarks of `saccade bench`, one module each, and the code that they share."""
+"""The benchmarks of the command `saccade bench`: one module per benchmark, and shared code."""

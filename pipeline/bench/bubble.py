@@ -2,16 +2,15 @@
 
     speedup = T_block / T_pipe · (1 − z)
 
-The engine either waits for each decode step (depth 1, blocking), or prepares the next step while the device runs (depth
-2, pipelined). T_block and T_pipe are the mean periods of a decode step at depth 1 and 2. A period lasts from the end of
-the previous step to the end of this step. A row is one sequence in one decode step. z is the fraction of wasted rows,
-which belong to sequences that had already ended.
+A blocking engine (depth 1) waits for each decode step. A pipelined engine (depth 2) prepares the next step while the
+device runs. T_block and T_pipe are the mean periods of their decode steps. A period is the time between the ends of two
+consecutive steps. Each step decodes a batch of sequences. z is the fraction of sequences in a batch that had already
+ended.
 
-The means include decode steps next to a prefill, because these steps are common, and they cost the blocking engine
-more.
+The means include decode steps next to a prefill, because these steps are common.
 
-The measured speedup compares useful rows per second, without the time of prefills. The prediction assumes the same
-number of rows per step at both depths. The table shows the mean number of rows at each depth.
+The measured speedup compares the decoded sequences per second of decode time. The prediction assumes equal batch sizes
+at both depths. The table shows the mean batch sizes.
 """
 
 from __future__ import annotations
@@ -42,23 +41,22 @@ _ROUNDS = 5  # the depths alternate, so that a change of the machine's speed aff
 
 @dataclass(slots=True, frozen=True)
 class BubbleRow:
-    """The measured step times and speedups at a given number of streams. All times are in milliseconds.
+    """Step times (in milliseconds) and speedups of a blocking and a pipelined engine at a given number of streams.
 
     Attributes:
-        streams: number of streams. Each has one request in flight.
-        rows_block, rows_pipe: mean number of sequences per decode step, blocking and pipelined.
-        forward_ms, sampling_ms: median device time of the forward pass and of sampling, in a pipelined decode step
-            with a full batch.
-        bookkeeping_ms: median host time of a pipelined decode step with a full batch, without waiting.
-        idle_block_ms, idle_pipe_ms: median idle time of the device per period, blocking and pipelined.
+        streams: number of streams. Each stream has one request in flight.
+        rows_block, rows_pipe: mean batch size of a decode step in the blocking and in the pipelined engine.
+        forward_ms, sampling_ms: median device time of the forward pass and of sampling, pipelined with a full batch.
+        bookkeeping_ms: median CPU time of a pipelined decode step with a full batch, without waiting.
+        idle_block_ms, idle_pipe_ms: median idle time of the device per decode step, blocking and pipelined.
         t_block_ms, t_pipe_ms: mean period of all decode steps, blocking and pipelined.
         steps: mean number of decode steps per answer.
-        zombies: z, fraction of wasted rows in pipelined decode steps: rows of sequences that had already ended.
+        zombies: fraction z of the sequences in pipelined decode steps that had already ended.
         predicted: predicted speedup of decoding, T_block / T_pipe · (1 − z).
-        observed: measured speedup of decoding: ratio of useful rows per second, without prefills.
+        observed: measured speedup of decoding: ratio of the decoded sequences per second, without prefills.
         prefill_ms: mean prefill time of one image, pipelined.
         predicted_answers: predicted speedup including prefills.
-        observed_answers: measured speedup: ratio of the answers per second.
+        observed_answers: measured speedup including prefills: ratio of the answers per second.
         answers_per_s: answers per second, pipelined.
     """
 
@@ -84,11 +82,11 @@ class BubbleRow:
 
 @dataclass(slots=True, frozen=True)
 class BubbleBench(Measurement):
-    """The results of the benchmark of pipelining host and device.
+    """The results of the benchmark `saccade bench bubble`, which compares a pipelined with a blocking engine.
 
     Attributes:
         model, device, dtype: name of the model, device and data type.
-        conf: score threshold with which answers have the requested mean number of objects.
+        conf: score threshold at which answers have the requested mean number of objects.
         rows: results for each number of streams.
     """
 
@@ -136,7 +134,7 @@ def time_bubble(
     objects: float = 5.0,
     size: tuple[int, int] = (640, 360),
 ) -> BubbleBench:
-    """Measure decode steps of blocking and pipelined engines (depth 1 and 2) in a closed loop.
+    """Measure the decode steps of a blocking and a pipelined engine under closed-loop load.
 
     Args:
         name: see `Engine.load`, or `saccade.engine.golden.random_model.MOONDREAM_2`.
@@ -160,7 +158,7 @@ def time_bubble(
 
 
 def measure_row(engines: Sequence[Engine], jobs: Sequence[Job], streams: int, seconds: float) -> BubbleRow:
-    """Measure a blocking engine (depth 1) and a pipelined engine (depth 2) with a given number of streams."""
+    """Measure a blocking engine (depth 1) and a pipelined engine (depth 2) with the same number of streams."""
     block, pipe = Measured(), Measured()
     wait_for_rest(engines[1])
     for _ in range(_ROUNDS):

@@ -36,7 +36,7 @@ def parse_counts(text: str, flag: str) -> list[int]:
     """Parse a comma-separated list of integers from 1 to 64, such as `1,8,32`.
 
     Raises:
-        ConfigError: if the text is invalid. The message names the flag.
+        ConfigError: if the text is invalid. The error message contains `flag`.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"[1-9]\d?", part) and int(part) <= MAX_COUNT for part in parts):
@@ -47,10 +47,10 @@ def parse_counts(text: str, flag: str) -> list[int]:
 
 
 def parse_range(text: str, flag: str) -> tuple[float, float]:
-    """Parse a frame rate such as `15`, or a range of frame rates such as `5-30`. Rates are above 0 and at most 1000.
+    """Parse a frame rate such as `15`, or a range of frame rates such as `5-30`, in frames per second (at most 1000).
 
     Raises:
-        ConfigError: if the text is invalid. The message names the flag.
+        ConfigError: if the text is invalid. The error message contains `flag`.
     """
     match = re.fullmatch(r"(\d{1,4}(?:\.\d+)?)(?:-(\d{1,4}(?:\.\d+)?))?", text.strip())
     low, high = (float(match[1]), float(match[2] or match[1])) if match else (0.0, 0.0)
@@ -63,7 +63,7 @@ def parse_weights(text: str, flag: str) -> list[float]:
     """Parse a comma-separated list of scheduling weights from 0.01 to 100, such as `1,1,4`.
 
     Raises:
-        ConfigError: if the text is invalid. The message names the flag.
+        ConfigError: if the text is invalid. The error message contains `flag`.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"\d{1,3}(\.\d+)?", part) and 0.01 <= float(part) <= 100 for part in parts):
@@ -83,10 +83,10 @@ class Measurement:
 
 
 def images_of(source: str, width: int, height: int, count: int = _IMAGES) -> list[RgbImage]:
-    """Return every tenth frame of a source, scaled to `width` × `height` pixels.
+    """Return every tenth frame of a video source, scaled to `width` × `height` pixels.
 
     Args:
-        source: path or address of the source.
+        source: path or URL of the video source.
         width: width of the images, in pixels.
         height: height of the images, in pixels.
         count: number of images.
@@ -102,12 +102,12 @@ def images_of(source: str, width: int, height: int, count: int = _IMAGES) -> lis
 
 
 def distinct_images(size: tuple[int, int]) -> list[RgbImage]:
-    """Return 64 different images of the demo clip, so that no work of one image can be reused for another."""
+    """Return 64 different images of the demo clip, so that the engine cannot reuse its work on an image."""
     shown = images_of(str(DEMO_CLIP), *size)
     dice = np.random.default_rng(0)
     return [np.roll(shown[i % len(shown)], int(dice.integers(1, size[0])), axis=1) for i in range(64)]
 
 
 def person_task(objects: int | None) -> Detect:
-    """Return a task that detects persons. Each answer has `objects` objects; None lets the model decide."""
+    """Return a task that detects `objects` persons per image. If `objects` is None, the model decides on the number."""
     return Detect("person") if objects is None else Detect("person", objects, conf=0.0)

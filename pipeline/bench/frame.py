@@ -26,7 +26,7 @@ class FrameBench(Measurement):
         width, height: size of the images, in pixels.
         frames: number of measured images.
         median_ms, p99_ms: median and 99th percentile of the time from the submission of an image to its boxes.
-        prefill_ms, decode_ms: median times that the engine reports for prefill and decoding.
+        prefill_ms, decode_ms: median times of the prefill and of decoding, as reported by the engine.
         boxes: mean number of boxes per image, or the fixed number of objects.
     """
 
@@ -53,13 +53,13 @@ class FrameBench(Measurement):
 
 
 def time_frames(config: RunConfig, width: int, height: int, frames: int, objects: int | None = None) -> FrameBench:
-    """Measure the latency of scaled images from a configuration's source, one image at a time.
+    """Measure the latency of single images from the source of a configuration.
 
     Args:
         config: model, source and prompts.
-        width: width of the images, in pixels.
-        height: height of the images, in pixels.
-        frames: number of images.
+        width: width to which the images are scaled, in pixels.
+        height: height to which the images are scaled, in pixels.
+        frames: number of measured images.
         objects: fixed number of objects per answer; None lets the model decide.
 
     Raises:

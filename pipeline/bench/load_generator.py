@@ -1,7 +1,7 @@
-"""Runs a closed loop of streams on an engine, and measures the engine's steps. Several benchmarks use this module.
+"""A closed-loop load generator, and the measurement of engine steps. Several benchmarks use this module.
 
-Each stream submits one prompt about one image, and submits the next prompt after it receives the answer. The model
-decides when an answer ends, so that its length is not known in advance.
+Each simulated stream submits an image with one prompt. It submits the next image when it has received the answer. The
+model decides when an answer ends. The length of an answer is therefore not known in advance.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Job = tuple[RgbImage, Detect]
 
 
 class RandomWindows:
-    """Chooses random windows of images, to simulate `--saccades`. A window has the size of the model's input.
+    """Chooses zoom windows at random positions, to simulate `--saccades`. A window has the size of the model's input.
 
     Args:
         engine: the engine.
-        count: number of windows per image.
+        count: number of zoom windows per image.
     """
 
     def __init__(self, engine: Engine, count: int) -> None:
@@ -55,7 +55,10 @@ class RandomWindows:
         self._sizes: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def of(self, image: RgbImage) -> list[Window]:
-        """Return random windows of an image. Return an empty list if the image is not larger than the model's input."""
+        """Return zoom windows at random positions.
+
+        The list is empty if the image is not larger than the model's input.
+        """
         height, width = image.shape[:2]
         if not self._count:
             return []
@@ -77,7 +80,7 @@ class RandomWindows:
 
 @dataclass(slots=True, frozen=True)
 class StepTimes:
-    """The times of a batch step on the engine's compute stream (a CUDA stream), in seconds.
+    """The times of one batch step of the engine, in seconds.
 
     Attributes:
         decode: whether the step is a decode step. Otherwise it is a prefill.
@@ -86,7 +89,7 @@ class StepTimes:
         period: time from the end of the previous step to the end of this step.
         forward, sampling: time of the forward pass and of sampling, as parts of the period. `sampling` is 0 if the CUDA
             graph of the forward pass includes it.
-        host: host time of the step, without waiting.
+        host: CPU time of the step on the host, without waiting.
     """
 
     decode: bool
@@ -100,13 +103,13 @@ class StepTimes:
 
 @dataclass(slots=True)
 class Measured:
-    """The measured engine steps at one pipeline depth.
+    """The engine steps that were measured at one pipeline depth (1: blocking, 2: pipelined).
 
     Attributes:
         steps: steps that ended during the measurement.
         answers: number of answers.
-        rows: number of rows. A row is one sequence in one decode step.
-        zombies: number of wasted rows: rows of sequences that had already ended.
+        rows: sum of the batch sizes (numbers of sequences) of all decode steps.
+        zombies: sum of the numbers of sequences per decode step that had already ended.
         elapsed: duration of the measurement, in seconds.
     """
 
@@ -118,51 +121,51 @@ class Measured:
 
     @property
     def zombie_share(self) -> float:
-        """The fraction z of wasted rows (rows of sequences that had already ended), from 0 to 1."""
+        """The fraction of sequences in decode steps that had already ended (wasted work), from 0 to 1."""
         return self.zombies / self.rows
 
     @property
     def useful_steps(self) -> float:
-        """The mean number of decode steps per answer, without wasted steps."""
+        """The mean number of decode steps per answer. Steps after the end of an answer are not counted."""
         return (self.rows - self.zombies) / self.answers
 
     @property
     def decode(self) -> list[StepTimes]:
-        """The decode steps among the measured steps."""
+        """The measured decode steps, without prefills."""
         return [step for step in self.steps if step.decode]
 
     @property
     def mean_rows(self) -> float:
-        """The mean number of rows (sequences) per decode step."""
+        """The mean batch size (number of sequences) of a decode step."""
         return statistics.mean(step.rows for step in self.decode)
 
     @property
     def period(self) -> float:
-        """The mean period of a decode step, in seconds: from the end of the previous step to the end of this step."""
+        """The mean period of decode steps, in seconds.
+
+        A period is the time between the ends of two consecutive steps.
+        """
         return statistics.mean(step.period for step in self.decode)
 
     @property
     def useful_rate(self) -> float:
-        """The number of useful rows (of sequences that had not ended) per second, without the time of prefills."""
+        """The number of decoded sequences per second of decode time, without sequences that had already ended."""
         prefilling = sum(step.period for step in self.steps if not step.decode)
         return (self.rows - self.zombies) / (self.elapsed - prefilling)
 
     @property
     def prefill_s(self) -> float:
-        """The mean prefill time per image, in seconds."""
+        """The mean prefill time of one image, in seconds."""
         steps = [step for step in self.steps if not step.decode]
         return sum(step.period for step in steps) / sum(step.rows for step in steps)
 
     @property
     def per_answer_s(self) -> float:
-        """The expected time per answer, in seconds: one prefill, plus the answer's share of the decode steps."""
+        """The engine time per answer, in seconds: one prefill, plus the answer's share of the batched decode steps."""
         return self.prefill_s + self.useful_steps * self.period / self.mean_rows / (1 - self.zombie_share)
 
     def full(self, streams: int) -> list[StepTimes]:
-        """Return the decode steps with a full batch (one row per stream).
-
-        If no batch was full, return all decode steps.
-        """
+        """Return the decode steps with an almost full batch, or all decode steps if there is no such batch."""
         return [step for step in self.decode if step.rows > _FULL * streams] or self.decode
 
 
@@ -176,10 +179,10 @@ def open_engine(
     kv_dtype: str | None = None,
     imgsz: int | None = None,
 ) -> Engine:
-    """Load a model, or create a random model. The arguments are the same as for `Engine.load`.
+    """Load a model, or create a model with random weights. The arguments are the same as for `Engine.load`.
 
-    By default, speculative decoding is used for a trained model, but not for a random model, because answers of a
-    random model do not resemble earlier answers.
+    By default, speculative decoding is on for a trained model. It is off for random weights, because consecutive
+    answers of such a model are not similar.
 
     Raises:
         EngineError: if the model, device or dtype does not exist.
@@ -202,13 +205,16 @@ def open_engine(
 
 
 def dtypes_of(engine: Engine) -> str:
-    """Return the dtype of an engine, and the dtype of its KV cache if it differs."""
+    """Return the data type of a model, and the data type of its KV cache if it differs."""
     kept = engine.config.kv_dtype
     return engine.model.dtype if kept is None else f"{engine.model.dtype} with keys and values in {kept}"
 
 
 def mosaics(images: Sequence[RgbImage]) -> list[RgbImage]:
-    """Return one mosaic per image. A mosaic is a square grid of one or more images. All mosaics have the same size."""
+    """Combine images into square grids (mosaics) of 1 to 16 images.
+
+    Return one mosaic per image, all of the same size.
+    """
     height, width = images[0].shape[:2]
     made = []
     for number in range(len(images)):
@@ -228,12 +234,12 @@ def _smaller(image: RgbImage, n: int) -> RgbImage:
 
 
 def jobs_of(engine: Engine, images: Sequence[RgbImage], objects: float, most: int = MAX_OBJECTS) -> list[Job]:
-    """Return one detection request per label and image.
+    """Return one detection request for each pair of a label and an image.
 
     Args:
         engine: the engine.
         images: the images.
-        objects: mean number of objects per answer. A score threshold is chosen to reach this number.
+        objects: mean number of objects per answer. The score threshold is chosen so that answers have this mean.
         most: maximum number of objects per answer.
     """
     classes = engine.model.classes
@@ -247,9 +253,9 @@ def jobs_of(engine: Engine, images: Sequence[RgbImage], objects: float, most: in
 
 
 def conf_for(scores: Sequence[Sequence[float]], objects: float) -> float:
-    """Return the score threshold with which answers have a given mean number of objects.
+    """Return the score threshold at which answers have a given mean number of objects.
 
-    An answer ends at its first score below the threshold, and its scores never increase. The length of an answer is
+    An answer ends at its first score below the threshold, and its scores never increase. The number of objects is
     therefore the number of scores above the threshold.
 
     Args:
@@ -261,15 +267,14 @@ def conf_for(scores: Sequence[Sequence[float]], objects: float) -> float:
 
 
 class ClosedLoop:
-    """Closed-loop load generator: each stream submits its next request after the answer to its previous request.
+    """Closed-loop load generator: each stream submits its next request when its previous request is answered.
 
-    One thread submits the requests of all streams. With one thread per stream, the threads would contend for the GIL
-    and reduce the throughput.
+    One thread submits the requests of all streams. Several threads would contend for the GIL and reduce the throughput.
 
     Args:
         engine: the engine.
         jobs: the requests. They are repeated endlessly.
-        windows: chooses the parts of each image to process in addition to the whole image. None chooses no parts.
+        windows: chooses the zoom windows that are processed in addition to each image; None for no zoom windows.
 
     Attributes:
         n_open: number of requests in flight.
@@ -281,14 +286,14 @@ class ClosedLoop:
         self.n_open = 0
 
     def submit(self) -> None:
-        """Submit the next request."""
+        """Submit the next request to the engine."""
         begun, (image, task) = time.perf_counter(), next(self._jobs)
         asked = self._engine.submit(image, [task], windows=self._windows.of(image))
         asked.call_when_done(lambda future: self._over.put((begun, future)))
         self.n_open += 1
 
     def take(self, timeout: float | None = None) -> tuple[float, Result]:
-        """Wait for the next answer. Return its latency in seconds and the result.
+        """Wait for the next answer. Return its latency in seconds, and its result.
 
         Raises:
             queue.Empty: if no answer arrives within `timeout` seconds.
@@ -300,7 +305,7 @@ class ClosedLoop:
 
 
 def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: float, measured: Measured) -> None:
-    """Run a closed loop: first a warm-up, then a measurement of `seconds` seconds. Add the results to `measured`."""
+    """Run a closed loop: a warm-up, then a measurement of `seconds` seconds. Add the results to `measured`."""
     loop = ClosedLoop(engine, jobs)
 
     def turn(until: float, answers: int = 0) -> None:
@@ -342,7 +347,7 @@ def wait_for_rest(engine: Engine) -> None:
 
 
 def step_times(trace: Trace) -> list[StepTimes]:
-    """Return the times of all engine steps that start during the trace."""
+    """Return the times of the engine steps in a trace. The first step is omitted, because its period is unknown."""
     device: dict[int, list[Span]] = {}
     for span in trace.spans("compute"):
         device.setdefault(_step(span), []).append(span)

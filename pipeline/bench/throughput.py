@@ -17,8 +17,8 @@ class ThroughputRow:
     """The throughput and latency at a given number of streams.
 
     Attributes:
-        streams: number of streams. Each has one image in flight.
-        fps: total answered images per second over all streams.
+        streams: number of streams. Each stream has one image in flight.
+        fps: answered images per second, in total for all streams.
         median_ms, p99_ms: median and 99th percentile of the time from the submission of an image to its answer, in
             milliseconds.
         cpu_ms: CPU time of the process per image, in milliseconds.
@@ -33,10 +33,9 @@ class ThroughputRow:
 
 @dataclass(slots=True, frozen=True)
 class ThroughputBench(Measurement):
-    """The results of the throughput benchmark, from `time_throughput`.
+    """The results of the benchmark `saccade bench throughput`.
 
-    `saccades` is the number of windows per image. `boxes` is the mean number of boxes per image, or the fixed number of
-    objects.
+    `saccades` is the number of zoom windows per image. `boxes` is the mean number of boxes per image.
     """
 
     model: str
@@ -74,10 +73,10 @@ def time_throughput(
     seconds: float = 5.0,
     saccades: int = 0,
 ) -> ThroughputBench:
-    """Measure the throughput of streams that submit one image after another, each with one prompt.
+    """Measure the throughput of concurrent streams. Each stream submits one image after another, with one prompt.
 
     Args:
-        model: name, folder or hub ID of a model, or a random model.
+        model: name, folder or Hugging Face Hub ID of a model, or the name of a model with random weights.
         device: device of the model.
         counts: numbers of streams to measure.
         dtype: see `Engine.load`.
@@ -85,7 +84,7 @@ def time_throughput(
         objects: fixed number of objects per answer; None lets the model decide.
         size: size of the images, in pixels.
         seconds: duration of each measurement, in seconds.
-        saccades: number of windows per image, at random positions.
+        saccades: number of zoom windows per image, at random positions.
 
     Raises:
         EngineError: if the model cannot be loaded.
@@ -109,9 +108,9 @@ def time_throughput(
 
 
 def _answer(loop: ClosedLoop, streams: int, stop: float) -> tuple[list[float], list[int]]:
-    """Run a closed loop until the time `stop`.
+    """Run closed-loop load until the time `stop`.
 
-    Return the latency in milliseconds and the number of objects of each answered image.
+    Return the latency (in milliseconds) and the number of objects of each answered image.
     """
     waits: list[float] = []
     found: list[int] = []

@@ -1,12 +1,12 @@
 """The benchmark `saccade bench cameras`: overloads a model with simulated cameras of different frame rates.
 
-It measures three quantities:
+The benchmark measures three quantities:
     1. the latency from the arrival of a frame to the launch of its prefill, and to its result
     2. the number of dropped frames by cause
     3. the fairness between cameras
 
-One camera freezes for a third of the time, one sends bursts of one second, and one has 4K resolution. Frames come from
-memory, so sources use no CPU time.
+One camera sends no frames for a third of the time. One camera sends the frames of each second in one burst. One camera
+has 4K resolution. The images are in memory, so that decoding of video does not affect the results.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ def time_cameras(
     size: tuple[int, int] = (640, 360),
     saccades: int = 0,
 ) -> CamerasBench:
-    """Simulate cameras that submit frames, each with one prompt, and measure the results.
+    """Simulate cameras that submit frames with one prompt each, and measure latency, dropped frames and fairness.
 
     Args:
-        model: name, folder or hub ID of a model, or a random model.
+        model: name, folder or Hugging Face Hub ID of a model, or the name of a model with random weights.
         device: device of the model.
         streams: number of cameras, at least 4.
         fps: lowest and highest frame rate. The other rates are evenly distributed between them.
         dtype: see `Engine.load`.
         kv_dtype: see `Engine.load`.
-        seconds: duration in seconds.
+        seconds: duration of the measurement, in seconds.
         deadline_ms: maximum latency from the arrival of a frame to its result, in milliseconds; None for no limit.
-        load: scale the frame rates so that their sum is this multiple of the model's throughput in a closed loop.
+        load: sum of the frame rates, as a multiple of the model's throughput; None does not scale the frame rates.
         weights: scheduling weights of the cameras. If there are more cameras than weights, the weights repeat.
         objects: fixed number of objects per answer; None lets the model decide.
         size: size of the images, in pixels.
-        saccades: number of windows per frame, at random positions.
+        saccades: number of zoom windows per frame, at random positions.
 
     Raises:
         EngineError: if the model cannot be loaded.
@@ -82,7 +82,7 @@ def time_cameras(
 
 
 def shown_images(size: tuple[int, int], objects: int | None) -> tuple[list[RgbImage], list[RgbImage], Detect]:
-    """Return the images of the normal cameras, the images of the camera with 4K resolution, and the detection task."""
+    """Return the images of the cameras, the images of the 4K camera, and the detection task."""
     return distinct_images(size), images_of(str(DEMO_CLIP), *_LARGE_SIZE, count=2), person_task(objects)
 
 
@@ -99,10 +99,7 @@ def run_cameras(
     weights: Sequence[float],
     saccades: int = 0,
 ) -> CamerasBench:
-    """Run the camera benchmark with a loaded engine and given images.
-
-    The other arguments are the same as for `time_cameras`.
-    """
+    """Run the camera benchmark with a loaded engine and given images. For the other arguments, see `time_cameras`."""
     windows = RandomWindows(engine, saccades)
     for image in [*images[:3], *large]:
         engine.submit(image, [task], windows=windows.of(image)).result()
@@ -131,10 +128,7 @@ def run_cameras(
 
 
 class _Camera:
-    """A simulated camera, with the results of its frames.
-
-    Frames of the first `SETTLE_S` seconds (warm-up) are not counted.
-    """
+    """A simulated camera, and the log of its frames. Frames of the warm-up (`SETTLE_S` seconds) are not logged."""
 
     def __init__(
         self,
@@ -155,13 +149,13 @@ class _Camera:
         engine.configure_stream(self._key, StreamSettings(weight=weight))
 
     def offer(self, number: int, due: float, limit_s: float | None, *, counts: bool) -> None:
-        """Submit a frame of the camera.
+        """Submit a frame of the simulated camera to the engine.
 
         Args:
-            number: number of the frame, which selects the image.
-            due: time at which the frame was due, by `time.monotonic()`, in seconds.
+            number: index of the frame, which selects the image.
+            due: scheduled arrival time of the frame, by `time.monotonic()`, in seconds.
             limit_s: maximum latency of the result, in seconds; None for no limit.
-            counts: whether the frame is measured; False during the warm-up.
+            counts: whether the frame is logged; False during the warm-up.
         """
         image = self.images[number % len(self.images)]
         left_s = None if limit_s is None else limit_s - (time.monotonic() - due)
@@ -176,11 +170,11 @@ class _Camera:
 
     @property
     def open(self) -> int:
-        """The number of frames in flight."""
+        """The number of submitted frames without a result (in flight)."""
         return self._open
 
     def close(self) -> None:
-        """Remove the camera from the engine."""
+        """Remove the stream of the camera from the engine."""
         self._engine.forget_stream(self._key)
 
     def _take(self, future: Future[Result], due: float, *, counts: bool) -> None:
@@ -200,7 +194,7 @@ class _Camera:
 
 
 def name_special(rows: Sequence[CameraRow]) -> None:
-    """Name three cameras with medium frame rates as the special cameras.
+    """Choose three cameras with medium frame rates as special cameras, and name them.
 
     One of them freezes, one sends bursts of frames, and one has 4K resolution.
     """
@@ -210,9 +204,9 @@ def name_special(rows: Sequence[CameraRow]) -> None:
 
 
 def arrivals(rows: Sequence[CameraRow], seconds: float) -> Iterator[tuple[float, int]]:
-    """Yield the time in seconds and the camera index of each frame, in order of time.
+    """Yield the arrival time (in seconds) and the camera index of each simulated frame, in order of time.
 
-    The sequence is always the same.
+    The random numbers have a fixed seed, so that every benchmark has the same arrivals.
     """
     dice = random.Random(0)
     due = [(dice.random() / row.fps, i) for i, row in enumerate(rows)]
@@ -248,7 +242,7 @@ def _run(cameras: Sequence[_Camera], seconds: float, limit_s: float | None) -> N
 def closed_loop(
     engine: Engine, images: Sequence[RgbImage], task: Detect, seconds: float, windows: RandomWindows
 ) -> float:
-    """Measure the throughput of 32 streams that always have a frame in flight, in images per second.
+    """Measure the throughput under closed-loop load (32 streams with one frame in flight each), in images per second.
 
     Raises:
         TimeoutError: if the engine does not finish all images.

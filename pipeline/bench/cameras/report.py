@@ -21,13 +21,13 @@ class CameraRow:
         fps: frame rate, in frames per second.
         weight: scheduling weight.
         offered: number of submitted frames.
-        looks: number of answered frames.
+        looks: number of frames that the model answered.
         launch_p50_ms, launch_p99_ms: median and 99th percentile of the latency from the arrival of a frame to the
             launch of its prefill, in milliseconds.
         result_p50_ms, result_p99_ms: median and 99th percentile of the latency from the arrival of a frame to its
             result, in milliseconds.
         dropped: number of dropped frames, by cause: superseded by a newer frame, deadline, or failed.
-        share: answered frames, divided by the number that a fair scheduler would answer, see `fair_shares`.
+        share: number of answered frames, divided by the number that a fair scheduler would answer.
     """
 
     name: str
@@ -45,14 +45,14 @@ class CameraRow:
 
 @dataclass(slots=True, frozen=True)
 class CamerasBench(Measurement):
-    """The results of the benchmark with simulated cameras, from `time_cameras`.
+    """The results of the benchmark `saccade bench cameras`, which simulates cameras.
 
     Attributes:
         offered_fps, fps: submitted and answered frames per second, in total for all cameras.
         closed_loop_fps: answered frames per second of 32 streams that always have a frame in flight.
         launch_p50_ms, launch_p99_ms, result_p50_ms, result_p99_ms: latencies over all cameras, see `CameraRow`.
-        jain: Jain's fairness index of the cameras' shares, from 1/n (unfair) to 1 (fair).
-        deadlines_met: fraction of the launched frames that had a result before the deadline.
+        jain: Jain's fairness index of the `share` of n cameras, from 1/n (unfair) to 1 (fair).
+        deadlines_met: fraction of the frames with a launched prefill whose result arrived before the deadline.
         cpu_ms: CPU time of the process per answered frame, in milliseconds.
     """
 
@@ -104,7 +104,8 @@ class CameraLog:
         row: results of the camera for the report.
         moments: arrival times of all frames.
         answered: arrival times of the answered frames.
-        launch, result: latency of each answered frame, from its arrival to the launch of its prefill and to its result.
+        launch, result: latencies of the answered frames, from the arrival to the launch of the prefill and to the
+            result.
         failed_late: number of frames that missed the deadline after the launch of their prefill.
     """
 
@@ -116,7 +117,7 @@ class CameraLog:
     failed_late: int = 0
 
     def lost(self, error: BaseException) -> None:
-        """Count a frame without a result as dropped. The type of the error determines the cause of the drop."""
+        """Count a dropped frame by its cause: superseded by a newer frame, deadline, or failed."""
         cause = "failed"
         if isinstance(error, SupersededError):
             cause = "superseded"
@@ -127,9 +128,9 @@ class CameraLog:
 
 
 def fair_shares(offered: Sequence[float], weights: Sequence[float], total: float) -> list[float]:
-    """Return how many frames of each camera a fair scheduler would answer, by max-min fairness.
+    """Return how many frames of each camera a scheduler with max-min fairness would answer.
 
-    Shares are proportional to the weights. A camera never gets more answers than frames that it submitted.
+    The numbers are proportional to the weights, but at most the number of frames that the camera submitted.
 
     Args:
         offered: number of submitted frames of each camera.
@@ -149,9 +150,9 @@ def fair_shares(offered: Sequence[float], weights: Sequence[float], total: float
 
 
 def jain(values: Sequence[float]) -> float:
-    """Return Jain's fairness index of values (Jain, Chiu and Hawe 1984).
+    """Return Jain's fairness index of a list of values (Jain, Chiu and Hawe 1984).
 
-    The index is 1 if all values are equal, and 1/n if only one of n values is not 0.
+    The index is 1 if all n values are equal, and 1/n if only one value is not 0.
     """
     squares = sum(value**2 for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
