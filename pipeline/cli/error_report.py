@@ -46,7 +46,7 @@ class _Warnings(logging.Handler):
         return [self._waiting.popleft() for _ in range(len(self._waiting))]
 
     def forget(self) -> None:
-        """Delete all warnings before the next command."""
+        """Delete all collected warnings, so that the next command does not show them."""
         self._waiting.clear()
         self._kept_at.clear()
 

@@ -317,7 +317,7 @@ def mcp(
 
 @app.command()
 def models() -> None:
-    """List the included models. `--model` also accepts a checkpoint folder or a hub ID."""
+    """List the included models. `--model` also accepts a checkpoint folder or a Hugging Face Hub ID."""
     from saccade.engine import EMBEDDED
 
     for entry in EMBEDDED:

@@ -63,7 +63,7 @@ class Dependency:
 
     @property
     def remedy(self) -> str:
-        """The command that installs the extra of the distribution. Empty if the distribution belongs to no extra."""
+        """The command that installs the distribution. Empty if it belongs to no extra of the package."""
         return install_command(self.extra) if self.extra else ""
 
 

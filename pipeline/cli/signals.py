@@ -26,8 +26,8 @@ _CAUGHT = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "
 class EndingSignals:
     """Records the signals that stop a command, from `catch` to the end of the `with` block.
 
-    The first SIGINT (Ctrl-C) requests a shutdown without a timeout, because the user can press Ctrl-C again. Any other
-    signal is urgent: the process exits within 5 s, even if a thread hangs.
+    The first SIGINT (Ctrl-C) requests a shutdown without a timeout. After any other signal or a second SIGINT, the
+    process exits within 5 s, even if a thread hangs.
     """
 
     def __init__(self) -> None:

@@ -118,7 +118,7 @@ def _with_regions(text: str, at: At, old: dict[str, BaseModel], new: dict[str, B
 
 
 def _as_list(text: str, given: RunConfig) -> str:
-    """Convert the single source in the text of a configuration to the first entry of the list `streams`."""
+    """Rewrite the text of a single-source configuration with a list `streams`. The source is its first entry."""
     stream: dict[str, Any] = {"name": given.name} if given.name else {}
     text = without_key(text, (), "name")
     stream["source"] = value_of(node_in(text, ("source",)))
@@ -157,7 +157,7 @@ def _without_setting(key: str, given: RunConfig, *, in_list: bool) -> Any:
 
 
 def plain_setting(stream: ListedStream, key: str) -> Any:
-    """Return the value of a stream setting as plain YAML values, in the short form that configuration files use."""
+    """Return the value of a stream setting in the form that is written to the configuration file."""
     if key == "rules":
         return [values_of_rule(rule) for rule in stream.rules]
     if key in _KINDS:
@@ -166,10 +166,7 @@ def plain_setting(stream: ListedStream, key: str) -> Any:
 
 
 def _region(kind: str, region: BaseModel) -> Any:
-    """Return a zone or line as YAML values.
-
-    If all other settings have default values, return only the list of points.
-    """
+    """Return a zone or line as the plain value of a YAML configuration: a list of points, or a mapping."""
     points = ",".join(f"{value:g}" for point in getattr(region, _POINTS[kind]) for value in point)
     others = region.model_dump(mode="json", exclude_defaults=True, exclude={_POINTS[kind]})
     return {_POINTS[kind]: points, **others} if others else points

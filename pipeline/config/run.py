@@ -142,7 +142,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         return self
 
     def each(self) -> list[ListedStream]:
-        """Return the settings of each stream. Settings that a stream does not set have the common value of the run."""
+        """Return the settings of each stream, completed with the common settings of the run."""
         common = {key: getattr(self, key) for key in StreamConfig.model_fields if key in self.model_fields_set}
         if self.source:
             return [ListedStream.model_validate(common)]
@@ -170,11 +170,11 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         return named
 
     def resolved(self) -> RunConfig:
-        """Return an equivalent configuration in which every stream has a name and a copy of the common settings."""
+        """Return an equivalent configuration whose streams have a name and contain the common settings."""
         return self.with_streams(self.named().values())
 
     def with_streams(self, streams: Iterable[ListedStream]) -> RunConfig:
-        """Return a copy with the given streams instead of its own. Each of them must have a name and all settings."""
+        """Return a copy of this configuration with other streams. Each stream must have a name and all settings."""
         ours = self.model_fields_set - StreamConfig.model_fields.keys()
         values = {key: getattr(self, key) for key in ours | {"streams"}} | {"streams": list(streams)}
         return RunConfig.model_construct(ours | {"streams"}, **values)

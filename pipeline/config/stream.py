@@ -159,7 +159,7 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
 
 
 class ListedStream(StreamConfig):
-    """The settings of one stream in the list `streams` of a configuration. The stream can have its own outputs."""
+    """The settings of one stream in the list `streams` of a configuration, including outputs for this stream only."""
 
     sinks: list[FileText] = setting(
         [], "Outputs that only this stream uses, in addition to the outputs of all streams."

@@ -41,9 +41,9 @@ class ConfigFile:
         return stamp is not None and stamp != self._stamp
 
     def due(self) -> bool:
-        """Return whether the file should be reloaded: two checks, at least one second apart, found it changed.
+        """Return whether the file has changed and should be reloaded. The file is checked at most once per second.
 
-        The second check avoids reading a file while an editor is still writing it.
+        Two consecutive checks must find a change, so that a half-written file is not read.
         """
         now = time.monotonic()
         if now < self._looked_at + _LOOK_S:

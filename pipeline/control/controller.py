@@ -176,10 +176,9 @@ class Controller:
     # ---- changes
 
     def start(self) -> list[Run]:
-        """Start all desired streams. Return the runs of the configured streams that run in this process.
+        """Start all desired streams. Return a `Run` for each stream that was opened before this call.
 
-        A stream that a client added in an earlier run may fail to open now. Such a stream is listed as failed, and no
-        exception is raised.
+        If a stream that a client added in an earlier run cannot be opened, it is listed as failed.
 
         Raises:
             ConfigError, EngineError, SinkError, SourceError, StreamError: if a stream of the configuration cannot be
@@ -404,10 +403,7 @@ class Controller:
     # ---- how a change is made
 
     def _reopened(self, change: Change, again: Collection[str]) -> Change:
-        """Convert an `Open` to a `Reopen` if its stream is listed in `again` and is running.
-
-        Other changes are returned as is.
-        """
+        """Convert an `Open` of a running stream to a `Reopen` if the stream is listed in `again`."""
         if isinstance(change, Open) and change.name in again and change.name in self.runner.names:
             return Reopen(change.name, change.stream)
         return change
@@ -439,7 +435,7 @@ class Controller:
             return lock
 
     def _store(self, base: RunConfig, desired: RunConfig) -> None:
-        """Store the next desired state on disk, then in memory. The caller must hold the lock."""
+        """Store a new desired state in the file and in memory. The caller must hold `_lock`."""
         kept = self._stored(desired)
         changed = bool(plan(self._stored(self._desired), kept))
         if self._save_at_once and self.file is not None and changed:
@@ -459,10 +455,7 @@ class Controller:
                 self._over.add(name)
 
     def _stored(self, desired: RunConfig) -> RunConfig:
-        """Return the desired configuration without attached streams.
-
-        An attached stream, such as a browser camera, cannot be reopened after a restart.
-        """
+        """Return the desired configuration without streams that cannot be reopened, such as browser cameras."""
         if not self._attached:
             return desired
         return desired.with_streams(stream for name, stream in desired.named().items() if name not in self._attached)

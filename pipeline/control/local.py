@@ -583,7 +583,7 @@ def opened_store(config: RunConfig, *, keep_open: bool = False) -> Iterator[Even
 
 
 def open_outputs(stream: OpenedStream, each: Sequence[Target], hub: EventHub) -> None:
-    """Open and assign the outputs of one stream. The stream closes its outputs, even after an error."""
+    """Open the outputs of a stream. The stream closes its outputs when it ends."""
     for target in own_targets(stream.config, each, _name(stream)):
         output = open_output(target, stream.source, stream.config.vid_stride)
         stream.outputs.append(output)
@@ -605,6 +605,6 @@ def own_targets(stream: ListedStream, each: Sequence[Target], name: str) -> list
 
 
 def _files(stream: ListedStream, each: Sequence[Target], name: str) -> list[Target]:
-    """Return the outputs of a stream, including files that its stages write, such as heatmaps."""
+    """Return the outputs of a stream, and the heatmap file if the stream has one."""
     written = [Target(stream.heatmap, HEATMAP).of(name)] if stream.heatmap else []
     return [*own_targets(stream, each, name), *written]

@@ -51,9 +51,9 @@ class OpenEvents:
             return {stream for stream, events in self._open.items() if events}
 
     def load(self, records: Iterable[Record], machine: str = "") -> None:
-        """Load events that were still open in a store when the previous process ended.
+        """Load the events that were open when the previous process ended.
 
-        An event that no worker reports within a few seconds is ended.
+        A loaded event is ended if no worker reports it within a few seconds.
 
         Args:
             records: last record of each event.

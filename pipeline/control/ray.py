@@ -76,10 +76,7 @@ _CHANGES = ("begin", "update", "end", "rules", "media")
 
 @contextmanager
 def _prepared(worker: WorkerSlot, name: str) -> Iterator[WorkerSlot]:
-    """Yield the worker that has prepared a stream change.
-
-    At the end of the `with` block, the worker discards the change if it was not applied.
-    """
+    """Context manager for a change that a worker has prepared. At the end, the worker discards an unapplied change."""
     try:
         yield worker
     finally:
@@ -159,10 +156,9 @@ class RayWorkers:
     # ---- what the controller has done
 
     def prepare(self, change: Change, *, checked: bool) -> AbstractContextManager[WorkerSlot] | None:
-        """Prepare a change of a stream on the stream's worker. A new stream is prepared on the least-loaded worker.
+        """Check and prepare a change of a stream on the stream's worker, or a new stream on the least-loaded worker.
 
-        If no worker is ready, a new stream is rejected, because its source cannot be checked. A change of an existing
-        stream is accepted without a check (the result is None), and the stream can fail later.
+        If no worker is ready, a new stream is rejected. A change of an existing stream is accepted without a check.
         """
         if isinstance(change, Close):
             return None

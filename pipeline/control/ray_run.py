@@ -30,10 +30,10 @@ def shared_targets(config: RunConfig) -> list[Target]:
 
 
 def check_workers(config: RunConfig) -> None:
-    """Check that all settings of a configuration are supported with worker processes (`--workers`).
+    """Check that a configuration is compatible with worker processes (`--workers`).
 
     Raises:
-        ConfigError: if a setting is not supported with worker processes.
+        ConfigError: if a setting is not supported.
     """
     if config.display:
         raise ConfigError("--display: not supported with workers; remove --workers, or watch with --http")

@@ -113,10 +113,7 @@ class StoredEvents(Protocol):
         """The names of the machines whose event store cannot be reached."""
 
     def page(self, query: EventQuery, more: int = 0) -> list[tuple[dict[str, Any], float]]:
-        """Return matching events and the times at which they were stored, newest first.
-
-        At most `query.limit` + `more` events are returned.
-        """
+        """Return at most `query.limit` + `more` matching events, newest first, each with its storage time."""
 
     def rules(self, stream: str | None = None) -> list[str]:
         """Return the names of rules that have stored events."""
@@ -166,10 +163,9 @@ class Runner(Protocol):
     # ---- what the controller has done: errors are those of `Local`
 
     def prepare(self, change: Change, *, checked: bool) -> AbstractContextManager[object] | None:
-        """Check whether a change of a stream is possible, and prepare it.
+        """Check and prepare a change of a stream. Return None if there is nothing to prepare.
 
-        Pass the result to `follow`, or leave its `with` block to discard the prepared change. The result is None if
-        there is nothing to prepare.
+        Pass the result to `follow` to apply the change. If its `with` block ends first, the change is discarded.
         """
 
     def follow(

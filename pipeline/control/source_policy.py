@@ -2,14 +2,12 @@
 
     allow_sources: ["/srv/videos/*.mp4", "rtsp://camera-*.example.org/*", 192.168.7.0/24]
 
-A path is allowed if its resolved form, without symbolic links, matches a glob pattern of the list.
+A path is allowed if its resolved form, without symbolic links, matches a glob pattern of the list. `*` matches `/`.
 
 A URL is allowed in two cases:
-    1. its host is in a network of the list
-    2. the URL without user name and query matches a glob pattern, and either its host is a public address or the
-       host part of the pattern has no wildcard
-
-The second case rejects names that resolve to a private address (DNS rebinding). `*` also matches `/`.
+    1. The host is in a network of the list.
+    2. The URL without user name and query matches a glob pattern. If the host part of the pattern has a wildcard, the
+       host must also have a public address. This prevents DNS rebinding.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ class RemoteStore:
         """Wait for records to send, and return them. Return None when the sender thread should end.
 
         Args:
-            loaded: whether the open events of the machine have been loaded. If False, return [] without waiting.
+            loaded: whether the machine's open events are loaded. If False, return at once, without records.
         """
         with self._changed:
             if not loaded:
@@ -254,10 +254,9 @@ class RemoteStore:
 
 
 class MachineStores:
-    """Event stores of all machines, with the same reading methods as one `EventStore`. Thread-safe.
+    """The event stores of all machines, with the same read methods as `EventStore`. Thread-safe.
 
-    False-alarm marks of all machines are stored on the controller's machine, so that they survive the failure of
-    another machine.
+    False-alarm marks of all machines are stored on the controller's machine.
 
     Args:
         local: event store of the controller's machine. The caller closes it.

@@ -139,14 +139,14 @@ def told(call: Callable[[], T]) -> T | Exception:
 
 
 def taken(answer: T | Exception) -> T:
-    """Return the result of a remote call. If the result is an error, raise the error."""
+    """Return the answer of a remote call, or raise it if it is an exception."""
     if isinstance(answer, Exception):
         raise answer
     return answer
 
 
 def worker_values(config: RunConfig) -> dict[str, Any]:
-    """Return the configuration values that a worker needs, without streams and settings of the controller."""
+    """Return the configuration values that a worker needs. Streams and controller settings are excluded."""
     ours = {*StreamConfig.model_fields, "streams", "workers", "store", "out", "jsonl", "display", "state"}
     ours |= {key for key in RunConfig.model_fields if key.startswith(("http", "ray", "store"))}
     values = config.model_dump(mode="json", exclude_unset=True, exclude=ours)

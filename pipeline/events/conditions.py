@@ -101,15 +101,14 @@ class Condition:
     """The condition of a rule, such as "person in door for 10s".
 
     Attributes:
-        kind: kind of condition. `present` and `inside` are evaluated per track. `crosses` is true for a track on the
-            frame on which it crosses a line. `removed` is true for a track once its object has been missing for `for_s`
-            seconds, at least `REMOVED_S`. `count` and `absent` are evaluated on the whole frame. `reports` is evaluated
-            on the signals of the camera.
+        kind: kind of condition. `present`, `inside`, `crosses` and `removed` are evaluated per track, `count` and
+            `absent` on the whole frame, and `reports` on the signals of the camera.
         labels: labels of the objects to consider; empty for all labels.
         place: name of the zone, or name of the line for `crosses`; None for the whole image.
         direction: direction of a crossing; None for both directions.
         compare, number: comparison operator and number of a `count` condition.
-        for_s: how long the condition must be true before the event begins, in seconds.
+        for_s: how long the condition must be true before the event begins, in seconds. For `removed`, how long the
+            object must be missing, at least `REMOVED_S`.
         between: start and end of the time of day in which the condition can be true. The period spans midnight if the
             start is later than the end.
         place_at: character position of the place name in the text.

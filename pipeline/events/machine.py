@@ -85,9 +85,8 @@ class Watch:
         """Evaluate the condition on the next scene.
 
         Returns:
-            The times since which tracks fulfil the condition, by track ID. None if the condition is not fulfilled. For
-            a condition on the whole frame, the dict contains the counted tracks, and the key -1 with the time since
-            which the condition is fulfilled.
+            The time since which each track fulfils the condition, by track ID. The key -1 stands for the whole frame.
+            None if the condition is not fulfilled.
         """
         if self._last_s is not None and not 0 <= scene.seconds - self._last_s <= self._gap_s:
             self._since, self._held = {}, None
@@ -215,8 +214,8 @@ class RuleState:
     Attributes:
         name: name of the rule.
         holds: whether the condition is fulfilled. Answers of the model are not considered.
-        p_yes: the model's probability of "yes" to the rule's question, for the track that is closest to the expected
-            answer. None if the model has not answered about any track that fulfils the condition.
+        p_yes: the model's probability of "yes" to the rule's question. Of several tracks, the track with the answer
+            closest to the expected answer counts. None if the model has not answered.
         event: ID of the open event, or None.
         since: start time of the open event, on the clock of `Frame.captured_at`.
     """
@@ -288,10 +287,7 @@ class RuleMachine:
         return RuleState(self.rule.name, bool(held), p_yes, *running)
 
     def step(self, scene: Scene) -> list[Change]:
-        """Evaluate the rule on the next scene (the tracks of a frame).
-
-        Return the begins, updates and ends of events.
-        """
+        """Evaluate the rule on the next scene (the tracks of a frame). Return the event changes."""
         changes: list[Change] = []
         if self._first_s is None:
             self._first_s = scene.seconds
@@ -331,23 +327,23 @@ class RuleMachine:
         return changes
 
     def due(self, scene: Scene) -> list[Question]:
-        """Return the questions to ask the model about the last scene (the tracks of a frame).
+        """Return the questions to ask the model about the last scene. The answers are used by the next `step`.
 
-        Call `questions.refuse` for each question that cannot be asked now. The next `step` uses the answers.
+        Call `questions.refuse` for each question that is not asked.
         """
         return self.questions.due(scene, self._held) if self.rule.asks else []
 
     def end(self) -> list[Change]:
         """End the open event, because the stream has ended or no frame has arrived for too long.
 
-        Return the `end` message of the event, or an empty list if no event is open.
+        Return the `end` change of the event, or an empty list if no event is open.
         """
         return self._stop(self._last_s)
 
     def _with_crossed(self, scene: Scene, held: dict[int, Moment]) -> dict[int, Moment]:
-        """For a `crosses` rule with questions, add tracks that crossed the line on earlier frames to `held`.
+        """Return all tracks whose line crossing waits for an answer of the model, including tracks of earlier frames.
 
-        A track crosses the line on a single frame, but the model answers later. The crossing is stored until then.
+        If the rule has no question about a crossing, return `held`.
         """
         if self.rule.condition.kind != "crosses" or not self.rule.asks:
             return held
@@ -455,8 +451,5 @@ def _end_time(event: Event) -> float:
 
 
 def _soon_after(event: Event, scene: Scene) -> bool:
-    """Return whether an event can continue on a new worker: the gap after its last frame is at most `RESUME_S`.
-
-    Always return False for a video file.
-    """
+    """Return whether an event of a live stream can continue: its last frame is at most `RESUME_S` old."""
     return scene.capture_clock != "file" and abs(scene.captured_at - event.frame_time) <= RESUME_S

@@ -144,9 +144,9 @@ class Places:
         return self._rests.get(track)
 
     def _recognized(self, label: str, box: Rect, alive: Mapping[int, object]) -> Rest | None:
-        """Return the motion state of an earlier object with the same label and box as a new track.
+        """Recognize a new track as the stationary object of an ended track, by its label and bounding box.
 
-        Return None if there is no such object, or its track is still active.
+        Return the motion state, or None if the object is not recognized.
         """
         for number, place in self._places.items():
             lost = place.track not in alive and not place.left and place.label == label
@@ -164,7 +164,7 @@ class Places:
 
 
 def has_moved(old: Rect, new: Rect) -> bool:
-    """Return whether the centre of a box has moved by the box's width horizontally, or by its height vertically."""
+    """Return whether a bounding box has moved by its own size, measured between the box centres."""
     width, height = max(old[2] - old[0], new[2] - new[0], 1e-6), max(old[3] - old[1], new[3] - new[1], 1e-6)
     dx, dy = (new[0] + new[2] - old[0] - old[2]) / 2, (new[1] + new[3] - old[1] - old[3]) / 2
     return math.hypot(dx / width, dy / height) >= 1

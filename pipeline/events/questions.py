@@ -138,7 +138,7 @@ class Questions:
             state.on = False
 
     def refuse(self, question: Question) -> None:
-        """Mark a question as not asked, because too many questions are in flight. The next frame asks it again."""
+        """Mark a question as not asked, because too many questions are in flight. It is retried on the next frame."""
         state = self._states.get((question.kind, question.name, question.track))
         if state is not None:
             state.pending, state.asked_s = False, float("-inf")
@@ -240,7 +240,6 @@ class Questions:
         return self._states.get((kind, name, number)) or _State()
 
     def _subject(self, track: int) -> int:
-        """Return what the rule's question is about: the track ID, or `FRAME` for the whole frame."""
         return FRAME if self._rule.scope == "frame" else track
 
     def _forget(self, scene: Scene, candidates: Collection[int]) -> None:

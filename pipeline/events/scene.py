@@ -124,7 +124,7 @@ class SceneReader:
         self._last_s = 0.0
 
     def read(self, frame: Frame, result: Result) -> Scene:
-        """Build the scene of the next frame from the frame and its result."""
+        """Update the tracks from a frame and its result. Return the scene of the frame."""
         seconds = time_of(frame)
         if seconds < self._last_s:  # the clock restarted, for example because a file loops
             for track in list(self._tracks.values()):
@@ -175,9 +175,9 @@ class SceneReader:
         )
 
     def _suppressed(self, seconds: float, result: Result) -> set[int]:
-        """Return the lost tracks whose object was detected on this frame, but suppressed as a false alarm.
+        """Return the IDs of lost tracks whose object was detected on this frame, but suppressed as a false alarm.
 
-        Otherwise, a rule would treat such an object as present until its lost track ends, and `for` would be fulfilled.
+        Such an object must not count as present, because its track would then fulfil the `for` time of a rule.
         """
         held = [one.box for one in result.extras.get(HeldBack.key, ()) if isinstance(one, HeldBack)]
         found = set()
@@ -197,7 +197,7 @@ class SceneReader:
         return ended
 
     def end(self, stream: str) -> None:
-        """End all tracks at the end of the stream."""
+        """End all tracks, because the stream has ended."""
         for track in list(self._tracks.values()):
             self._drop(track, stream)
 

@@ -130,7 +130,7 @@ class EventStage:
 
     @property
     def kept(self) -> dict[str, int]:
-        """The number of open events, the size of the buffered video in bytes, and the number of unwritten clips."""
+        """The number of open events (`events`) and unwritten clips (`clips`), and the buffered bytes (`clip_bytes`)."""
         going = sum(machine.event is not None for machine in list(self._machines.values()))
         return {"events": going, **(self._recorder.kept if self._recorder is not None else {})}
 
@@ -255,7 +255,6 @@ class EventStage:
         return RuleMachine(rule, stream, names, gap_s=self._gap_s, resumed=resumed)
 
     def _tell_history(self, last: bool = False) -> None:
-        """Publish the paths of ended tracks, and the counts of ended minutes."""
         for path in self._reader.take_ended():
             self._publish(path)
         if self._minutes is not None and self._live:

@@ -77,13 +77,13 @@ def examine_gpu() -> Iterator[Finding]:
 
 
 def examine_model(name: str, refiner: str | None = None) -> Iterator[Finding]:
-    """Load a model and run it on the demo clip. Report which `reads` value in its config.json detects the people.
+    """Load a model and detect people in the demo clip, once for each input normalization of the box coordinate heads.
 
-    `reads` selects the transformation of the inputs of the region heads, which output the coordinates of boxes.
+    The checkpoint's config.json selects the normalization with its key `reads`. The report shows which one is correct.
 
     Args:
         name: name of the model.
-        refiner: file or hub ID of a mask refiner for the model.
+        refiner: file or Hugging Face Hub ID of a mask refiner for the model.
     """
     from saccade.engine import Engine
     from saccade.engine.golden.region_readings import compare_readings

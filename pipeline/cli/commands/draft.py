@@ -73,7 +73,7 @@ def draft(sentence: str, zones: Collection[str] = (), lines: Collection[str] = (
 
 
 def draft_text(rule: RuleSettings, zones: Collection[str], lines: Collection[str]) -> str:
-    """Return a rule as YAML. A comment names each zone or line that does not exist yet."""
+    """Return a rule as YAML, with a comment if its zone or line must still be drawn."""
     place, kind = rule.condition.place, "line" if rule.condition.kind == "crosses" else "zone"
     missing = place is not None and place not in (lines if kind == "line" else zones)
     note = f"# Draw the {kind} '{place}' first: there is none yet.\n" if missing else ""
@@ -83,7 +83,7 @@ def draft_text(rule: RuleSettings, zones: Collection[str], lines: Collection[str
 
 
 def _times(text: str) -> tuple[str, str]:
-    """Remove times and durations from a sentence. Return the remaining text, and the times in the syntax of rules."""
+    """Split a sentence into text without times, and its times as `for` and `between`."""
     found = []
     if held := re.search(r"\bfor (?:more than |at least )?(\d+(?:\.\d+)?|an?|one|two)\s*(s|m|h)[a-z]*\b", text):
         amount = "1" if held[1] in ("a", "an") else _NUMBERS.get(held[1], held[1])

@@ -28,7 +28,7 @@ class ProcessedImage:
     latency: Latency
 
     def as_json(self) -> str:
-        """Return the result as indented JSON, in the same format as `saccade run --jsonl`."""
+        """Return the detections as indented JSON, in the same format as `saccade run --jsonl`."""
         return json_text(make_record(self.frame, self.result, self.latency))
 
     def as_text(self) -> str:

@@ -59,11 +59,11 @@ class Probe:
     image: str | None
 
     def as_json(self) -> str:
-        """Return all fields as a JSON object."""
+        """Return the measured properties of the source as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return the properties as text for a terminal."""
+        """Return the measured properties of the source as text for a terminal."""
         rate = f"{self.fps:.2f} fps" if self.fps else "fps unknown"
         lines = [f"{self.source}: {self.codec} {self.width}x{self.height}, {rate}"]
         if self.live:

@@ -47,18 +47,18 @@ _ROUNDING_S = 0.002  # the reports of two streams differ by that much for the sa
 
 @dataclass(slots=True, frozen=True)
 class Moment:
-    """A time on two clocks.
+    """A point in time on two clocks.
 
     Attributes:
-        steady: seconds on the monotonic clock of `Frame.steady_at` and `CodedPacket.arrived_at`.
-        captured: Unix time of the capture from the camera's RTCP reports, in seconds. None if unknown or not needed.
+        steady: monotonic time in seconds, on the clock of `Frame.steady_at` and `CodedPacket.arrived_at`.
+        captured: capture time as Unix time in seconds, from the camera's RTCP reports. None if unknown or not needed.
     """
 
     steady: float
     captured: float | None = None
 
     def later(self, seconds: float) -> Moment:
-        """Return the time that is `seconds` later. Negative values give an earlier time."""
+        """Return a moment that is `seconds` later than this moment. `seconds` can be negative."""
         return Moment(self.steady + seconds, None if self.captured is None else self.captured + seconds)
 
     def until(self, packet: CodedPacket) -> float:
@@ -140,7 +140,7 @@ class PacketRing:
             self._held[name] = since
 
     def release(self, name: str) -> None:
-        """End the retention that `hold` started under this name. The buffer can then delete old packets."""
+        """Stop the retention of packets that `hold` started under this name."""
         with self._lock:
             self._held.pop(name, None)
 

@@ -144,7 +144,7 @@ class _Best:
 
 @dataclass(slots=True)
 class _Recording:
-    """The state of the recording of one event: its clip and its snapshot."""
+    """The clip and the snapshot of one event while they are recorded."""
 
     begin: Moment
     end: Moment
@@ -192,7 +192,7 @@ class Recorder:
 
     @property
     def kept(self) -> dict[str, int]:
-        """The size of the video buffered for clips in bytes, and the number of clips not written yet. Thread-safe."""
+        """The number of unwritten clips (`clips`) and the buffered bytes (`clip_bytes`). Thread-safe."""
         return {"clip_bytes": self.ring.bytes, "clips": len(self._recordings) + len(self._ending)}
 
     @property
@@ -239,7 +239,7 @@ class Recorder:
             self._end(event)
 
     def advance(self, now: float) -> None:
-        """Write each clip whose end time is reached. For a long event, also write a partial clip once.
+        """Write all clips whose end time is reached. A long event first gets a partial clip, in case of a crash.
 
         Args:
             now: time of the newest frame (`Frame.steady_at`), in seconds.
@@ -264,7 +264,7 @@ class Recorder:
                     self._writer.write(file, partial(write_clip, packets), whole=False)
 
     def finish(self, event: Event) -> None:
-        """Finish the recording of an event that has ended, unless `note` has already finished it."""
+        """Finish the recording of an event that has ended. A second call does nothing."""
         if event.id in self._elsewhere:
             self._elsewhere.remove(event.id)
             for kind in MEDIA:
@@ -273,7 +273,7 @@ class Recorder:
             self._end(event)
 
     def close(self) -> None:
-        """Write the clips of all open events with the packets received so far."""
+        """Write the clips of all unfinished recordings. The clips end at the last received packet."""
         for name, recording in list(self._recordings.items()):
             self._finish(name, recording.end)
         self.advance(float("inf"))
@@ -320,7 +320,7 @@ class Recorder:
                     self._write_snapshot(name, recording)
 
     def _consider(self, recording: _Recording, event: Event, frame: Frame, outlines: Sequence[Outline]) -> None:
-        """Use a frame for the snapshot if its object has a better quality (score × area × sharpness) than before."""
+        """Use a frame for the snapshot if its quality is the highest so far (object score × area × sharpness)."""
         if event.frame_at != frame.steady_at:
             return  # this frame does not show the event
         quality = 1e-9

@@ -356,7 +356,7 @@ class EventStore(EventReader):
         return db
 
     def _wait(self, write: Write, *, frees: bool = False) -> Any:
-        """Run a write in the store's thread. Return its result, or raise the result if it is a ValueError."""
+        """Run a write in the database thread and return its result. A returned ValueError is raised."""
         try:
             found = self._do(write, frees=frees).result(LONG_S)
         except TimeoutError:
@@ -517,7 +517,7 @@ class EventStore(EventReader):
                 log.warning("%s could not be deleted: %s", path, error.strerror)
 
     def _put_off(self, jobs: list[_Job], error: Exception | None) -> None:
-        """Retry unwritten jobs with `lasting` when the disk can be written again. All other unwritten jobs fail."""
+        """Queue failed `lasting` jobs for a retry. All other failed jobs raise StoreError in their caller."""
         if error is not None:
             if not self._retry_at:
                 log.warning(
@@ -716,12 +716,7 @@ class EventStore(EventReader):
 
 
 def _end_events(db: sqlite3.Connection, rows: list[tuple[str, str]]) -> None:
-    """End events. The end time of an event is the time of its last frame.
-
-    Args:
-        db: connection to the database.
-        rows: ID and JSON record of each event.
-    """
+    """Set the end of open events to the time of their last frame. Each row is (event ID, JSON record)."""
     for event, text in rows:
         record = json.loads(text)
         record |= {"type": "end", "end_time": record["frame_time"], "count": 0}
