@@ -119,9 +119,9 @@ class ServiceTime:
         self.deviation += (abs(error) - self.deviation) / 8
 
     def doubt(self, factor: float) -> None:
-        """Multiply the estimate by `factor` (below 1) after a request was rejected because of the estimate.
+        """Multiply the estimate by `factor` (below 1). Call this method when the estimate caused a rejection.
 
-        Rejected requests are not measured, so an estimate that is too high would otherwise never decrease.
+        Rejected requests are not measured. Without `doubt`, an estimate that is too high would never decrease.
         """
         self.mean *= factor
         self.deviation *= factor
@@ -224,10 +224,7 @@ class Admission(Generic[ImageT]):
         self._backlog[stream] = self._ready = None
 
     def planned(self, request: Request[ImageT]) -> None:
-        """Update the queue length after a request was divided into images and tiles (prefill windows).
-
-        Call this method once per request.
-        """
+        """Update the queue length after a request was divided into images and tiles. Call once per request."""
         self._length += request.n_waiting - 1
 
     def next(self, now: float) -> Request[ImageT] | None:
@@ -246,7 +243,7 @@ class Admission(Generic[ImageT]):
         return min(able, key=self._rank, default=None)
 
     def admit(self, request: Request[ImageT], now: float) -> PrefillWindow[ImageT]:
-        """Admit the next image or tile of a request that `next` has returned. The stream pays one scheduling credit."""
+        """Admit the next image or tile of a request, which costs its stream one scheduling credit."""
         stream, window = self._streams[request.stream], request.windows[request.n_admitted]
         request.n_admitted += 1
         self._length -= 1
@@ -267,7 +264,7 @@ class Admission(Generic[ImageT]):
         return window
 
     def over(self, request: Request[ImageT], now: float, *, learn: bool) -> None:
-        """Record the end of a request. If `learn` is True, its duration updates the stream's service time estimate."""
+        """Record the end of a request. With `learn`, update the stream's service time estimate with its duration."""
         stream = self._streams.get(request.stream)
         if stream is None or not request.number:  # it was never queued
             return
@@ -281,11 +278,11 @@ class Admission(Generic[ImageT]):
                 stream.service.measured(now - request.begun_at)
 
     def wake_at(self, now: float) -> float:
-        """Return the earliest time in seconds at which `max_fps` allows a queued request; infinity if none waits."""
+        """Return the earliest time in seconds at which `max_fps` permits a delayed request, or infinity."""
         return min((stream.next_at for stream in self._backlog if stream.next_at > now), default=math.inf)
 
     def _earn(self, ready: list[Request[ImageT]]) -> None:
-        """Add credits to all streams until at least one stream with a request in `ready` has one credit."""
+        """Add scheduling credits to all streams, until one of the `ready` requests can be admitted."""
         streams = (self._streams[one.stream] for one in ready)
         rounds = min((1 - stream.credit) / stream.settings.weight for stream in streams)
         for stream in self._streams.values():
@@ -297,7 +294,7 @@ class Admission(Generic[ImageT]):
         return stale and stream.credit < self._most_credit(stream)
 
     def _most_credit(self, stream: Stream[ImageT]) -> float:
-        """Return the maximum number of credits that a stream can save."""
+        """Return the maximum number of scheduling credits of a stream."""
         return self._config.most_credit * max(1.0, stream.settings.weight)
 
     def _first(self, stream: Stream[ImageT], now: float) -> Request[ImageT] | None:
@@ -336,12 +333,11 @@ class Admission(Generic[ImageT]):
 
 
 class AdmissionLead:
-    """Computes the lead: how long before the end of a prefill the images of the next prefill are admitted.
+    """Computes the lead time: how long before the end of a prefill the images of the next prefill are admitted.
 
-    Admitted images are prepared (cropped). With a short lead, frames are newer. With a long lead, all images are
-    prepared when the prefill ends. Preparing images during a prefill costs nothing, because the CPU is idle. At other
-    times it delays decode steps, because it needs the GIL. The lead is therefore an upper estimate of the preparation
-    time: mean plus twice the deviation.
+    Admitted images are cropped. With a short lead time, the frames are newer. With a long lead time, all images are
+    cropped when the prefill ends. The lead time is an upper estimate of the cropping time: mean plus twice the mean
+    deviation.
 
     Args:
         config: engine configuration.
@@ -369,7 +365,7 @@ class AdmissionLead:
         self._prefills.setdefault(images, deque(maxlen=self._config.lead_prefills)).append(seconds)
 
     def prepared(self, seconds: float) -> None:
-        """Record the time in seconds from admission until an image was prepared (cropped)."""
+        """Record the time in seconds from the admission of an image until it was cropped."""
         self._prepare.measured(seconds)
 
     def admit_at(self, images: int, begun: float) -> float:
@@ -521,12 +517,12 @@ class Resources:
 
     @property
     def batch_slots_used(self) -> int:
-        """Number of batch slots in use, including slots of finished sequences that are still part of running steps."""
+        """Number of batch slots in use, including those of finished sequences in running steps."""
         return self.n_batch_slots - len(self._batch_slots)
 
     @property
     def all_free(self) -> bool:
-        """Whether no pages, batch slots or adapter slots are in use."""
+        """Whether all KV cache pages, batch slots and adapter slots are free."""
         pages, slots = self.pool.n_free == self.pages_total, len(self._batch_slots) == self.n_batch_slots
         return pages and slots and self._adapters.n_free == self.n_adapters
 
@@ -564,7 +560,7 @@ class Resources:
         window.state = State.PLANNED
 
     def drop(self, window: PrefillWindow[Any]) -> None:
-        """Undo `measure` for a prefill window that was never admitted: release its page references and reservations."""
+        """Release the page references and reservations of a prefill window that was never admitted."""
         self.pool.release(window.pages)
         window.pages = ()
         if window.request.keeps is not None:
@@ -602,7 +598,7 @@ class Resources:
         return True
 
     def keep(self, window: PrefillWindow[Any], kept: KeptPrefix) -> None:
-        """Transfer the KV cache pages of an image to `kept`, so that later requests can use them (`Engine.encode`)."""
+        """Store the KV cache pages of an encoded image in `kept`, for later requests (`Engine.encode`)."""
         self._adapters.release(window.adapter_slot)
         kept.pages = window.pages
 
@@ -622,9 +618,9 @@ class Resources:
             sequence.batch_slot, sequence.pages = -1, ()
 
     def _share(self, sequence: Sequence[Any]) -> None:
-        """Share the completely filled KV cache pages of a prompt with a branch, which continues the same prompt.
+        """Share the full KV cache pages of a prompt with a branch (a sequence that continues the prompt).
 
-        The branch's own prompt then contains only the tokens after these pages.
+        The prompt of the branch then contains only the remaining tokens.
         """
         # Without an image, the prompt does not start at a page boundary.
         if sequence.trunk is None or not sequence.window.request.has_prefix:

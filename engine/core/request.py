@@ -52,7 +52,7 @@ NO_SLOT = 0
 
 
 class State(Enum):
-    """Scheduling state of a request, or of one of its prefill windows (images or tiles with their prompts)."""
+    """Scheduling state of a request, or of one image or tile of a request (prefill window)."""
 
     WAITING = "waiting"  # queued; no work is done
     PLANNED = "planned"  # its pages are computed; it has a reference to its cached prefix, if any
@@ -167,12 +167,12 @@ class PrefillWindow(Generic[ImageT]):
 
     @property
     def encodes(self) -> bool:
-        """Whether the window contains an image that the vision encoder must encode."""
+        """Whether the vision encoder must encode an image in the prefill."""
         return self.request.has_prefix and self.request.reads is None
 
     @property
     def prepared(self) -> bool:
-        """Whether the window is ready for prefill: its image is cropped, or no image must be encoded."""
+        """Whether the prefill can start: the image is cropped, or there is no image to encode."""
         return self.image is not None or not self.encodes
 
     def drop_image(self) -> None:
@@ -331,14 +331,14 @@ class ScheduledSequence(Generic[ImageT]):
 
 @dataclass(slots=True, frozen=True)
 class Step(Generic[ImageT]):
-    """One batch step on the device: rows of sequences, and the prefill windows if it is a prefill.
+    """One batch step (prefill or decode) on the device.
 
     Attributes:
         kind: prefill or decode.
         number: number of the step, from 1.
-        sequences: all rows. The rows of one sequence are consecutive.
-        windows: prefill windows, in the order of their rows.
-        groups: rows grouped by sequence.
+        sequences: batch rows of all sequences. The rows of one sequence are consecutive.
+        windows: images and tiles of a prefill, in the order of their rows. Empty in a decode step.
+        groups: batch rows grouped by sequence.
         drafted: whether the host supplies an input value for any row.
         writes_text: whether any row samples a text token. The samples of the previous step determine which tokens are
             allowed.
@@ -367,19 +367,19 @@ class Step(Generic[ImageT]):
 
     @property
     def imaged(self) -> list[PrefillWindow[ImageT]]:
-        """Prefill windows of the step that have an image for the vision encoder. Valid until the step has ended."""
+        """Prefill windows of the step whose image must be encoded. Valid until the step has ended."""
         return [window for window in self.windows if window.image is not None]
 
     @property
     def images(self) -> list[ImageT]:
-        """Prepared (cropped) images of the step, in the order of `imaged`."""
+        """Cropped images that the step encodes, in batch order."""
         return [window.image for window in self.windows if window.image is not None]
 
 
 def remembered(known: dict[Task, T], task: Task, make: abc.Callable[[Task], T], most: int) -> T:
-    """Return the cached value of a task. If the cache has no value, compute it with `make` and cache it.
+    """Return `make(task)` from the cache `known`, which is cleared when it has `most` entries.
 
-    The cache is cleared when it has `most` entries. Tasks that are not hashable are not cached.
+    Tasks that are not hashable are not cached.
     """
     try:
         found = known.get(task)
@@ -393,9 +393,9 @@ def remembered(known: dict[Task, T], task: Task, make: abc.Callable[[Task], T], 
 
 
 class CropPace:
-    """Learned lower bound of the cropping time per pixel. A request that cannot meet its deadline is rejected early.
+    """Rejects requests that cannot be cropped before their deadline. Thread-safe.
 
-    Thread-safe.
+    The lower bound of the cropping time per pixel is learned from measurements.
 
     Args:
         config: engine configuration.
@@ -408,7 +408,7 @@ class CropPace:
         self._config, self._rate, self._doubted = config, seconds_per_pixel, True
 
     def measured(self, pixels: int, seconds: float) -> None:
-        """Update the lower bound of the cropping time per pixel with a measurement. Small images are ignored.
+        """Update the estimated cropping time per pixel with a measurement. Small images are ignored.
 
         Args:
             pixels: number of pixels of the cropped image.
@@ -423,8 +423,8 @@ class CropPace:
         """Check that an image of `pixels` pixels can be cropped within `left_s` seconds.
 
         Raises:
-            DeadlineError: if the time is too short. The lower bound of the cropping time per pixel is then slightly
-                reduced, because it may be too high.
+            DeadlineError: if the time is too short. The estimated cropping time per pixel is then slightly reduced,
+                because it may be too high.
         """
         if left_s <= 0:
             raise DeadlineError(begun=False)
@@ -441,13 +441,13 @@ class RequestMaker(Generic[ImageT]):
 
     Attributes:
         config: engine configuration.
-        limits: sizes of the model, such as its context length.
+        limits: size limits of the model, such as its context length.
         prompts: converter from tasks to token IDs.
         read: function (image, as_array) that returns the pixels of an image. With `as_array` True, they are a NumPy
             array, which tiles need.
         cut: function (pixels, region) that crops and prepares an image for the executor. The region None is the whole
             image.
-        pace: lower bound of the cropping time.
+        pace: estimate of the cropping time.
         count: callback that receives the outcome of each request that was not cancelled.
         max_branches: maximum number of sequences in a window with branches (see `OutputState.branches`); 0 disables
             branches.
@@ -524,7 +524,7 @@ class RequestMaker(Generic[ImageT]):
         request.windows, request.image = made, None
 
     def prompt(self, task: Task) -> tuple[int, ...]:
-        """Return the token IDs of a task's prompt. They are cached because every frame of a stream has the same tasks.
+        """Return the token IDs of a task's prompt. The token IDs of recent tasks are cached.
 
         Raises:
             PromptError: if the model has no tokens for the task.
@@ -561,7 +561,7 @@ class RequestMaker(Generic[ImageT]):
         return Sequence(ids, output, values)
 
     def _branches(self, sequences: abc.Sequence[Sequence[ImageT]]) -> list[Sequence[ImageT]]:
-        """Return additional sequences that decode parts of the answers in parallel; see `OutputState.branches`."""
+        """Create the branches: sequences that decode parts of an answer in parallel (`OutputState.branches`)."""
         beside: list[Sequence[ImageT]] = []
         for one in sequences:
             for tokens, output in one.output.branches(self.max_branches - len(sequences) - len(beside)):
@@ -594,10 +594,7 @@ class RequestMaker(Generic[ImageT]):
             self._answer(future, kept, outcome)
 
     def _answer(self, future: ResultFuture, kept: bool, outcome: Result | BaseException) -> None:
-        """Set the result or error of a future unless it was cancelled, and count the outcome.
-
-        If `kept` is True, the request only encoded an image for later requests (`Engine.encode`) and is not counted.
-        """
+        """Set the result or error of a future unless it was cancelled, and count the outcome unless `kept` is True."""
         if not future.set_running_or_notify_cancel():
             return
         future.on_cancel = None
@@ -648,7 +645,7 @@ class _Source(Generic[ImageT]):
         return self._maker.on_device(pixels)
 
     def cut(self, number: int) -> ImageT:
-        """Crop and prepare the whole image (index 0), or one of its tiles (higher indices).
+        """Crop and prepare the whole image (`number` 0), or the tile with the index `number` (1 or higher).
 
         Raises:
             DeadlineError: if there is not enough time before the deadline.
@@ -687,7 +684,7 @@ class _Source(Generic[ImageT]):
         return cast("Pixels", image)
 
     def crops(self, number: int) -> abc.Callable[[], ImageT]:
-        """Return a function that crops the image (`number` 0) or a tile. Repeated calls return the same crops."""
+        """Return a function that crops the whole image (`number` 0) or a tile, and caches the result."""
         self._uncut += 1
         lock, made = threading.Lock(), list[ImageT]()
 
@@ -701,7 +698,7 @@ class _Source(Generic[ImageT]):
 
 
 def _timings(request: Request[ImageT]) -> Timings:
-    """Return the durations of a finished request: queueing, first prefill, decoding, and cropping."""
+    """Return the durations of the stages of a finished request."""
     first = request.windows[0]
     if not first.launched_at:  # there was nothing to run
         return Timings(queue_ms=(time.monotonic() - request.submitted_at) * 1e3)

@@ -128,7 +128,7 @@ class Scheduler(Generic[ImageT]):
 
     @property
     def prefill_room(self) -> int:
-        """Number of further requests that can begin in the next prefill."""
+        """Number of requests that can still be admitted to the next prefill."""
         begun = sum(not window.number for window in self._admitted)
         return min(self._window_room, self._config.requests_per_prefill - begun)
 
@@ -137,7 +137,7 @@ class Scheduler(Generic[ImageT]):
         return self._config.images_per_prefill - len(self._admitted)
 
     def wake_at(self, now: float) -> float:
-        """Return the time in seconds of the next deadline or, if earlier, at which `max_fps` allows a request."""
+        """Return the time in seconds of the next event: a deadline, or a request that `max_fps` permits."""
         return min(self.soonest, self.admission.wake_at(now))
 
     # ---- requests
@@ -175,7 +175,7 @@ class Scheduler(Generic[ImageT]):
         self.soonest = min((request.deadline for request in self._timed), default=math.inf)
 
     def cancel_waiting(self, error: BaseException) -> None:
-        """End all requests of which no image or tile has been admitted. Their error is `error`."""
+        """End all queued requests with an error, except partly admitted requests."""
         for request in self.admission.requests:
             if request.begun_at is None:
                 self.cancel(request, error)
@@ -192,7 +192,7 @@ class Scheduler(Generic[ImageT]):
         self.resources.release_prefix(kept)
 
     def report(self) -> None:
-        """Call the `done` callbacks of finished requests. Callbacks take time, so do this while the device is busy."""
+        """Call the `done` callbacks of finished requests. Call this method while the device is busy."""
         while self._complete:
             request = self._complete.pop(0)
             request.done(request, None)
@@ -200,10 +200,7 @@ class Scheduler(Generic[ImageT]):
     # ---- admission
 
     def admit(self, *, early: bool = False) -> None:
-        """Admit images and tiles for the next prefill.
-
-        During a prefill, nothing is admitted unless `early` is set (see `AdmissionLead`).
-        """
+        """Admit images and tiles for the next prefill. During a prefill, do so only if `early` is True."""
         if self._prefilling and not early:
             return
         now = self._clock()
@@ -238,10 +235,7 @@ class Scheduler(Generic[ImageT]):
         self._measure(request)
 
     def _measure(self, request: Request[ImageT]) -> bool:
-        """Return whether a request fits the engine: it needs at most the total resources of the engine.
-
-        If a request needs more, end the request with an error.
-        """
+        """Compute the resources of a request. If the engine has too few, end the request and return False."""
         try:
             for window in request.windows:
                 self.resources.measure(window)
@@ -268,10 +262,9 @@ class Scheduler(Generic[ImageT]):
     # ---- steps
 
     def next_step(self) -> Step[ImageT] | None:
-        """Return the next batch step to launch, or None.
+        """Return the next batch step to launch, or None. Call `admit` after the launch.
 
-        If a decode step is due, no images are admitted first, so that the step can launch immediately. Call `admit`
-        after the launch.
+        Before a decode step, no images are admitted, so that the step launches without delay.
         """
         step = None
         if self._decoding and not self._prefills_in_turn():
@@ -350,12 +343,12 @@ class Scheduler(Generic[ImageT]):
         return self._decodes_since_prefill >= (config.decodes_quiet if quiet else config.decodes_busy)
 
     def _prefill_ready(self) -> Step[ImageT] | None:
-        """Return a prefill step of the prepared (cropped) images, or None if too few admitted images are prepared."""
+        """Return a prefill step of the cropped images, or None if too few admitted images are cropped."""
         ready = sum(window.prepared for window in self._admitted)
         return self._prefill() if ready >= self._config.prefill_ready * len(self._admitted) else None
 
     def _prefill(self) -> Step[ImageT] | None:
-        """Return a prefill step of the prepared (cropped) images, or None if no image is prepared."""
+        """Return a prefill step of the cropped images, or None if no image is cropped."""
         ready = [window for window in self._admitted if window.prepared]
         windows: list[PrefillWindow[ImageT]] = []
         scheduled: list[ScheduledSequence[ImageT]] = []
@@ -426,7 +419,7 @@ class Scheduler(Generic[ImageT]):
             self._complete.append(request)
 
     def _stop(self, window: PrefillWindow[ImageT]) -> None:
-        """Stop planning steps for an image or tile, and free its resources that no running step uses."""
+        """Cancel the sequences of an image or tile, and free the resources that no running step uses."""
         before, window.state = window.state, State.OVER
         launched = before is State.ADMITTED and window not in self._admitted
         if not launched:
@@ -452,7 +445,7 @@ class Scheduler(Generic[ImageT]):
                 self._keep(window, window.request.keeps)
 
     def _keep(self, window: PrefillWindow[ImageT], kept: KeptPrefix) -> None:
-        """Transfer the KV cache pages of an encoded image to `kept`. Free them if the request has ended."""
+        """Store the KV cache pages of an encoded image in `kept`, or free the pages if the request has ended."""
         self.resources.keep(window, kept)
         if window.state is State.OVER:
             self.resources.release_prefix(kept)
@@ -470,7 +463,7 @@ class Scheduler(Generic[ImageT]):
 
 
 class SlotState(Enum):
-    """State of a step slot, which contains the buffers of one batch step: free, launched or finalized."""
+    """State of a step slot (the buffers of one batch step)."""
 
     FREE = "free"
     LAUNCHED = "launched"
@@ -515,7 +508,7 @@ class StepSlots:
 
     @property
     def in_flight(self) -> int:
-        """Number of step slots in use: launched, with results that the host has not read."""
+        """Number of batch steps in flight: launched, and their results not yet read by the host."""
         return len(self._in_flight)
 
     def state(self, slot: int) -> SlotState:
@@ -559,10 +552,10 @@ class StepSlots:
         self._in_flight.popleft()
 
     def abort(self, slot: int) -> None:
-        """Free the slot of a failed step. The next launch uses the same slot again.
+        """Free the slot of a failed step. The next launch uses this slot.
 
         Raises:
-            RuntimeError: if the slot is not in state launched, or if a newer slot is in use.
+            RuntimeError: if the slot is not launched, or is not the newest slot in flight.
         """
         if not self._in_flight or self._in_flight[-1] != slot:
             raise RuntimeError(f"step slot {slot} cannot be aborted: it is not the newest step in flight")

@@ -47,14 +47,12 @@ class Speculation:
         self.drafted = self.accepted = self.saved = 0
 
     def first_rows(self, window: PrefillWindow[Any], left: int, *, certain: bool) -> Rows:
-        """Return the rows for the prefill of an image or tile: one per prompt, and one per draft value.
-
-        If `certain` is True, decoder inputs that do not depend on samples (`OutputState.certain`) also get rows.
+        """Return the batch rows of a prefill: one row per prompt, and one row per draft value.
 
         Args:
-            window: the image or tile, with its prompts.
-            left: maximum number of rows for draft values. Decoder inputs of `certain` do not count.
-            certain: see above.
+            window: image or tile, with its prompts.
+            left: maximum number of rows for draft values.
+            certain: whether to add rows for the decoder inputs that are known in advance (`OutputState.certain`).
         """
         scheduled: Rows = []
         for sequence in window.sequences:
@@ -74,9 +72,9 @@ class Speculation:
         return scheduled
 
     def next_rows(self, sequence: Answer[Any], left: int) -> Rows:
-        """Return the rows of a sequence for a decode step: one row, plus one per draft value (at most `left`).
+        """Return the batch rows of a sequence in a decode step: one row, plus at most `left` rows for draft values.
 
-        The list is empty if the answer needs no more steps.
+        The list is empty if the answer is complete.
         """
         phase = sequence.output.next_phase()
         if phase is None:
@@ -92,11 +90,11 @@ class Speculation:
         return rows
 
     def take(self, rows: Sequence[ScheduledSequence[Any]], sampled: Sequence[Sampled]) -> bool:
-        """Accept the samples of a sequence up to the first wrong draft value. Later samples become the next draft.
+        """Verify the draft of a sequence (speculative decoding). Append the accepted samples to the answer.
 
         Args:
-            rows: rows of the sequence in the step, in order of position.
-            sampled: samples of these rows.
+            rows: batch rows of the sequence, in order of position.
+            sampled: sampled value of each row.
 
         Returns:
             Whether the answer is complete.
@@ -121,17 +119,17 @@ class Speculation:
         return complete
 
     def _draft(self, rows: Rows, draft: Sequence[FedValue]) -> int:
-        """Add a row for each draft value, and return the number of added rows."""
+        """Append one batch row per draft value (speculative decoding). Return the number of appended rows."""
         drafted = _extend(rows, draft)
         rows[0].sequence.drafted += drafted
         self.drafted += drafted
         return drafted
 
     def _verify(self, rows: Sequence[ScheduledSequence[Any]], sampled: Sequence[Sampled]) -> tuple[int, bool]:
-        """Accept the samples up to the first wrong draft value, and set the next draft.
+        """Compare draft values with samples. Accepted samples are appended to the answer; others are the next draft.
 
         Returns:
-            The number of accepted rows, and whether the answer is complete.
+            The number of accepted samples, and whether the answer is complete.
         """
         sequence = rows[0].sequence
         output = sequence.output
@@ -164,9 +162,9 @@ class Speculation:
 
 
 def drafted_from_images(step: Step[Any]) -> list[tuple[int, Rows]]:
-    """Return the sequences whose draft consists of detections in their image.
+    """Return image index and batch rows of each sequence that is drafted from the detections in its image.
 
-    Each entry is the index of the image in the step, and the rows of the sequence. Call this before `Scheduler.commit`.
+    Call this function before `Scheduler.commit`.
     """
     if not step.drafted or not step.windows:
         return []
@@ -179,13 +177,13 @@ def drafted_from_images(step: Step[Any]) -> list[tuple[int, Rows]]:
 
 
 def put_found(rows: Rows, objects: Sequence[Sequence[float]]) -> None:
-    """Replace the `FROM_IMAGE` placeholders of a sequence by detections.
+    """Replace the placeholders (`FROM_IMAGE`) in the draft of a sequence by detected boxes.
 
-    If there are fewer detections than placeholders, the remaining placeholders become zeros.
+    If there are more placeholders than boxes, the remaining placeholders become zeros.
 
     Args:
-        rows: rows of the sequence.
-        objects: detections in the order of the answer, each (unused, x, y, width, height) as fractions of the image.
+        rows: batch rows of the sequence.
+        objects: boxes in the order of the answer, each (unused, x, y, width, height) in normalized coordinates.
     """
     sequence = rows[0].sequence
     sequence.found = objects
@@ -196,7 +194,7 @@ def put_found(rows: Rows, objects: Sequence[Sequence[float]]) -> None:
 
 
 def _found_values(sequence: Answer[Any], start: int, count: int | None = None) -> list[FedValue]:
-    """Return decoder inputs that list the detections of a sequence, at most `count` inputs from index `start`."""
+    """Convert detected boxes to decoder inputs. Return at most `count` inputs, from index `start`."""
     sizes = Phase.SIZE in sequence.output.phases
     each = 3 if sizes else 2
     first, values = start // each, list[FedValue]()
@@ -210,7 +208,7 @@ def _found_values(sequence: Answer[Any], start: int, count: int | None = None) -
 
 
 def _extend(rows: Rows, draft: Sequence[FedValue]) -> int:
-    """Add a row for each decoder input, limited to the longest possible answer. Return the number of added rows."""
+    """Append one batch row per decoder input, up to the maximum answer length. Return the number of appended rows."""
     sequence = rows[0].sequence
     for number, value in enumerate(draft):
         phase = sequence.output.next_phase()

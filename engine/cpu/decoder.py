@@ -141,9 +141,9 @@ _Heads = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(slots=True)
 class _FusedOps:
-    """PyTorch operations of a decoder block for the input x (rows, length, dim).
+    """Operations of a decoder block (`BlockOps`) on a CPU. x is the residual (rows, length, dim).
 
-    If `mask` is None, attention is limited to the input: the KV cache is not read.
+    If `mask` is None, tokens attend only to each other, and not to the KV cache.
     """
 
     x: torch.Tensor
@@ -233,11 +233,11 @@ class CpuPagedCache:
         self.page_of, self.offset_of = at // page_size, at % page_size
 
     def pages_upto(self, position: int) -> int:
-        """Return the number of KV cache pages that a sequence needs for all positions before `position`."""
+        """Return the number of KV cache pages for the first `position` tokens of a sequence."""
         return self.prefix_pages + max(0, -(-(position - self.prefix_length) // self.page_size))
 
     def rows(self, table: torch.Tensor, length: int | None = None) -> CpuPagedRows:
-        """Return a view of sequences, given their page table (rows, pages); see `runner.PagedCache.rows`."""
+        """Return a view of the sequences in a page table; see `runner.PagedCache.rows`."""
         assert length is not None
         return CpuPagedRows(self, table, length)
 
@@ -262,7 +262,7 @@ class CpuPagedRows:
         )
 
     def layers(self, positions: torch.Tensor) -> Sequence[CpuPagedLayer]:
-        """Return one `CpuPagedLayer` per layer, prepared to store new keys at `positions` (rows, length) int64."""
+        """Return the KV cache of each decoder layer. New keys are stored at `positions` (rows, length) int64."""
         at = self._tokens.gather(1, positions).view(-1)
         return [CpuPagedLayer(both, self._cache.heads, self._tokens, at) for both in self._cache.both]
 
@@ -276,7 +276,7 @@ class CpuPagedRows:
 
 
 class CpuPagedLayer:
-    """One layer of the KV cache. `seen` (rows, keys) are indices of the tokens to read, `at` of those to write."""
+    """One layer of the KV cache, with the indices of the tokens to read (`seen`) and to write (`at`)."""
 
     __slots__ = ("_at", "_both", "_seen", "_shape")
 
@@ -289,10 +289,10 @@ class CpuPagedLayer:
         self.write_both(torch.cat([k, v], dim=2))
 
     def write_both(self, kv: torch.Tensor) -> None:
-        """Store new keys and values, concatenated in one tensor (rows, length, 2 · heads, head_dim), keys first."""
+        """Store new keys and values in one tensor (rows, length, 2 · heads, head_dim), the key heads first."""
         self._both.index_copy_(0, self._at, kv.reshape(len(self._at), -1))
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies of the stored keys and values of the tokens in `seen`, each (rows, heads, keys, head_dim)."""
+        """Return copies of the keys and values of the tokens `seen`, each (rows, heads, keys, head_dim)."""
         k, v = self._both.index_select(0, self._seen).view(self._shape).transpose(1, 3).unbind(2)
         return k, v

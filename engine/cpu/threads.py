@@ -1,4 +1,4 @@
-"""Number of OpenMP threads per operation of a model on a CPU."""
+"""Chooses the number of OpenMP threads for models on a CPU."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class ImageThreads:
     """Chooses the faster of two thread counts for an image, by measurement.
 
     The faster count depends on other load. On two idle CPUs, two threads are faster than one. If a video decoder
-    occupies one CPU, two threads are slower. Every few hundred images, the other count is measured for some images. If
-    images become slower, it is measured earlier.
+    occupies one CPU, two threads are slower. The unused count is measured again every few hundred images, or earlier if
+    images become slower.
 
     Args:
         few: lower number of threads.
-        many: higher number of threads. If it equals `few`, there is no choice.
+        many: higher number of threads, or the same number.
     """
 
     def __init__(self, few: int, many: int) -> None:
@@ -55,7 +55,7 @@ class ImageThreads:
         self._usual = math.inf  # seconds on `_used` threads in the last trial that they won
 
     def choose(self) -> int:
-        """Return the number of threads for the next image."""
+        """Return the number of OpenMP threads for the next image."""
         return self._other if self._trying else self._used
 
     def took(self, seconds: float) -> None:
@@ -94,8 +94,7 @@ def step_threads() -> int:
     """Return the number of threads for the operations of a batch step.
 
     The number is PyTorch's setting, or half of the CPUs if PyTorch would use all CPUs. OpenMP threads wait for each
-    other by spinning, at about 300 barriers per image. With one OpenMP thread on every CPU, any other process on a CPU
-    delays all threads.
+    other at about 300 barriers per image. With one thread on every CPU, any other process delays all threads.
 
     | nano on two loaded CPUs, time per image | p50 | p99 |
     |---|---|---|
@@ -109,9 +108,9 @@ def step_threads() -> int:
 
 
 def image_threads() -> ImageThreads:
-    """Return the object that chooses the number of threads for each image.
+    """Create an `ImageThreads`: `step_threads()`, or one thread per CPU.
 
-    The number is always `step_threads()` if the spinning of OpenMP threads cannot be limited (`limit_spinning`).
+    The higher number requires that busy-waiting of OpenMP threads can be limited (`limit_spinning`).
     """
     import torch
 
@@ -124,9 +123,7 @@ def image_threads() -> ImageThreads:
 def one_thread() -> Iterator[None]:
     """Run the `with` block with one OpenMP thread: the calling thread.
 
-    A thread that has used OpenMP starts helper threads, which stay alive. If libgomp has more helpers than CPUs, they
-    sleep between operations and wake up 30 µs late, about 300 times per image. Therefore only the thread that runs
-    batch steps may have helpers.
+    Otherwise OpenMP starts additional threads, which stay alive. More OpenMP threads than CPUs slow down batch steps.
     """
     import torch
 

@@ -138,7 +138,7 @@ class PackedRunner(Runner):
         owners: torch.Tensor,
         tables: torch.Tensor,
     ) -> torch.Tensor | None:
-        """Prefill images and prompts in the same GEMMs, which is faster than separately; see `Runner.prefill`."""
+        """Prefill images and prompts together; see `Runner.prefill`."""
         count, length, dim = images.shape
         flat = images.reshape(-1, dim)
         if prompts is not None:
@@ -158,7 +158,7 @@ class PackedRunner(Runner):
         sampled: torch.Tensor,
         state: torch.Tensor,
     ) -> None:
-        """Sample coordinates and sizes; see `Runner.sample_regions`. Rows that sample text are skipped."""
+        """Sample coordinates and sizes; see `Runner.sample_regions`."""
         count, region = len(hidden), self._model.region
         features = self._features[:count]
         pdl = self._coords.uses_pdl(count) and self._sizes.uses_pdl(count)
@@ -189,9 +189,9 @@ class PackedRunner(Runner):
 
 
 class _TokenOps:
-    """Operations of a decoder block for one token per row, in the scratch buffers of a runner.
+    """Operations of a decoder block (`BlockOps`) for one token per row.
 
-    `before` and `bias` are the pending output of the previous block. The next layer norm adds them to the residual x.
+    The output of a block (`before` plus `bias`) is added to the residual x by the layer norm of the next block.
     """
 
     def __init__(

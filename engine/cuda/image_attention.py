@@ -80,9 +80,9 @@ def _attend(heads: torch.Tensor, parts: list[int], dim: int, tokens: int) -> tor
 def _tried(
     device: torch.device, dtype: torch.dtype, n_heads: int, n_kv_heads: int, head_dim: int, tokens: int
 ) -> tuple[ModuleType | None, str | None]:
-    """Compile the Gluon kernel for a shape and compare its result with PyTorch's.
+    """Compile the Gluon kernel and compare its result with PyTorch.
 
-    Return the kernel's module and None, or None and the reason why it cannot be used.
+    Return the module of the kernel or None, and the error message or None.
     """
     try:
         from saccade.engine.kernels import image_attention as kernel

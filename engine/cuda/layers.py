@@ -1,7 +1,4 @@
-"""Weights of decoder blocks in the format of the CUDA kernels.
-
-A block has concatenated matrices, experts and attention temperatures, in half precision or FP8.
-"""
+"""Weights of decoder blocks in the format of the CUDA kernels: half precision or FP8, with concatenated matrices."""
 
 from __future__ import annotations
 
@@ -83,12 +80,12 @@ class PackedExperts:
             self.scales = experts.scales = first, second
 
     def many(self, x: Rows, plain: torch.Tensor, parts: torch.Tensor) -> None:
-        """Apply the experts to many rows (prefill), and write the results to `parts` (top, rows, dim).
+        """Compute the mixture of experts for many rows (prefill).
 
         Args:
-            x: rows in half precision or FP8.
-            plain: rows in half precision, the input of the router.
-            parts: output: weighted results of each row, best expert first.
+            x: (rows, dim) input of the experts, in half precision or FP8.
+            plain: (rows, dim) input of the router, in half precision.
+            parts: (top, rows, dim) output: weighted result of each selected expert, best expert first.
         """
         (values, of_rows), rows = x, SortedRows(plain, self.router, self.top)
         fc1, fc2 = self.scales or (None, None)
@@ -104,8 +101,8 @@ class PackedExperts:
 class PackedLayer:
     """Weights of one decoder block in the format of the CUDA kernels.
 
-    A block has one input matrix and one output matrix. In a dense block, both combine attention and MLP. In a block
-    with experts, they contain only the attention weights.
+    In a dense block, two matrices are stored: QKV with fc1, and attention projection with fc2. In a block with experts,
+    they are QKV and the attention projection.
     """
 
     __slots__ = ("experts", "into", "norm", "number", "out", "temperature")

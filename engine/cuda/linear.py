@@ -20,7 +20,7 @@ _ONE_ROW = gemv.Shape(4, 4, True), gemv.Shape(2, 4, True)
 
 
 class Fp8(Enum):
-    """Use of FP8 in a linear layer: no FP8; FP8 weights in GEMMs with few rows; or FP8 weights and activations."""
+    """Use of FP8 in a linear layer: none, only weights (in GEMMs with few rows), or weights and activations."""
 
     NONE = auto()
     WEIGHTS = auto()
@@ -58,10 +58,7 @@ class PackedLinear:
             self.half = None
 
     def linear(self, x: Rows, start: int = 0, stop: int | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the outputs with indices `start` to `stop` (exclusive) in half precision.
-
-        Write them to `out` if given.
-        """
+        """Compute the output features `start` to `stop` (exclusive) in half precision, in `out` if given."""
         values, scales = x
         part = slice(start, stop)
         if scales is not None:
@@ -73,16 +70,15 @@ class PackedLinear:
         return torch.addmm(self.bias[part], values, self.half[part].t(), out=out)
 
     def few(self, x: torch.Tensor, out: torch.Tensor, *, pdl: bool = False, late: bool = False) -> torch.Tensor:
-        """Return the outputs for few rows in half precision, written to `out`; see `skinny_gemm`.
+        """Compute the linear layer for few rows (`skinny_gemm`), and return `out`.
 
-        With split-K, the result consists of partial sums without bias. The kernel that adds the partial sums also adds
-        the bias.
+        If `out` has three dimensions (split-K), the result consists of partial sums without bias.
         """
         bias = self.bias if out.ndim == 2 else None
         return skinny_gemm(x, self.weight, out, scale=self.scale, bias=bias, pdl=pdl, late=late)
 
     def linear_gelu(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
-        """Return the outputs from index `start` on after tanh-approximated GELU, in half precision, with one kernel."""
+        """Return the output features from index `start` after GELU (tanh approximation), in half precision."""
         assert self.half is not None
         # torch has no public function for cuBLASLt's epilogue.
         return torch._addmm_activation(self.bias[start:], x, self.half[start:].t(), use_gelu=True)
@@ -95,9 +91,9 @@ def add_layernorm_rows(
     fp8: bool,
     plain: torch.Tensor | None = None,
 ) -> Rows:
-    """Add `delta` to x and return the layer norm in half precision or FP8, as `PackedLinear.linear` needs it.
+    """Add `delta` to x in place. Return the layer norm of x, in FP8 if `fp8` is True, else in half precision.
 
-    With `fp8`, the layer norm in half precision is also written to `plain`.
+    If `plain` is given, it receives the layer norm in half precision.
     """
     if not fp8:
         return add_layernorm(x, delta, norm, plain), None
@@ -106,9 +102,9 @@ def add_layernorm_rows(
 
 
 class BinHead:
-    """A region head that computes the logits of coordinate or size bins from hidden states.
+    """A region head: computes the logits of coordinate or size bins from hidden states.
 
-    Triton kernels compute steps with few rows if they support the layer sizes. Otherwise PyTorch computes the logits.
+    Steps with few rows use Triton kernels if these support the layer sizes. Other steps use PyTorch.
 
     Args:
         head: region head module of the model.
@@ -133,14 +129,11 @@ class BinHead:
             self._split_k = weight.new_zeros(splits * width * MAX_ROWS, dtype=torch.float32)
 
     def uses_pdl(self, rows: int) -> bool:
-        """Return whether the logits of `rows` rows are computed with programmatic dependent launch (PDL)."""
+        """Return whether `scores` uses programmatic dependent launch (PDL) for this number of rows."""
         return self._pdl and self._skinny and rows <= MAX_ROWS
 
     def scores(self, hidden: torch.Tensor, wanted: bool) -> region_sampling.Scores:
-        """Return the bin logits of hidden states (rows, dim).
-
-        If `wanted` is False, the values of the result are undefined.
-        """
+        """Compute bin logits for hidden states (rows, dim). If `wanted` is False, return uninitialized memory."""
         head, rows, width = self._head, len(hidden), len(self._no_bias)
         if not self._skinny or rows > MAX_ROWS:
             return (head(hidden) if wanted else hidden.new_empty(rows, width)).unsqueeze(0), self._no_bias

@@ -1,11 +1,13 @@
-"""Decoder blocks for a single row, computed with GEMVs that are fused with layer norm and residual addition.
+"""Decoder blocks on CUDA for a single row.
 
-    dense    norm, QKV heads and MLP fc1 → attention, and concurrently MLP fc2 → attention projection
-    experts  norm, QKV heads, temperature products and router → attention → fc1, and attention projection → fc2
+Each arrow separates two kernels of a block:
 
-fc1 runs concurrently with attention: it launches while the router runs, and starts when the experts are chosen. Its
-last programs wait for attention and compute the projection of the attention output. Each kernel loads its weights
-before the previous kernel has ended (`kernels.common`). Steps with more rows use `decoder`.
+    dense    norm, QKV, MLP fc1 → attention, MLP fc2 → attention projection
+    experts  norm, QKV, attention temperature, router → attention → fc1, attention projection → fc2
+
+The matrix products are GEMVs, fused with layer norm and residual addition. fc1 of the experts runs concurrently with
+attention. Each kernel loads its weights before the previous kernel has ended (`kernels.common`). Steps with more rows
+use `decoder`.
 
 | on an H200 | bf16 | FP8 |
 |---|---|---|
@@ -29,7 +31,7 @@ from saccade.engine.kernels.moe.one_row import IntoShape
 
 
 class Shapes(NamedTuple):
-    """Tile sizes of the GEMVs: input of a dense block, input of a block with experts, experts, and block output."""
+    """Tile sizes of the GEMV kernels of a decoder block."""
 
     into: gemv.Shape
     into_with_tau: IntoShape
@@ -51,7 +53,7 @@ class OneRow:
 
     Args:
         blocks: blocks of the decoder.
-        logits: (layers, rows, experts) float32. Routers write to the first row. None without experts.
+        logits: (layers, rows, experts) float32 buffer for router logits, of which row 0 is used; None without experts.
     """
 
     def __init__(self, blocks: PackedBlocks, logits: torch.Tensor | None) -> None:
@@ -93,9 +95,9 @@ class OneRowOps:
     """Operations of a decoder block (`BlockOps`) for a single row.
 
     Args:
-        row: blocks of the decoder, and scratch buffers.
+        row: decoder blocks with scratch buffers.
         x: (1, dim) residual, overwritten.
-        rows: position, owner and page tables for attention.
+        rows: positions, owners and tables; see `Runner.forward_tokens`.
         pdl: whether to use programmatic dependent launch (PDL).
     """
 
@@ -105,15 +107,11 @@ class OneRowOps:
         self._row, self.x, self._rows, self._pdl = row, x, rows, pdl
 
     def norm(self, layer: PackedLayer) -> torch.Tensor:
-        """Return the residual unchanged, because the next GEMV kernel computes the layer norm."""
+        """Return the residual. The kernel of `heads` computes the layer norm."""
         return self.x
 
     def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:
-        """Return queries, keys and values of the row.
-
-        The kernel also computes the hidden values of the MLP; or, with experts, the products for the attention
-        temperature and the choice of experts.
-        """
+        """Compute layer norm, queries, keys and values. The kernel also computes fc1 of a dense MLP, or the router."""
         row, into = self._row, layer.into
         weights = into.weight, into.scale, into.bias
         if layer.temperature is None:
@@ -135,15 +133,15 @@ class OneRowOps:
         return row.heads
 
     def temper(self, layer: PackedLayer, heads: torch.Tensor) -> torch.Tensor:
-        """Return the heads unchanged, because the attention kernel applies the temperature factors."""
+        """Return `heads`. The attention kernel applies the attention temperature."""
         return heads
 
     def write_kv(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> None:
-        """Not supported: raise an error, because a step with a single row never stores keys without attention."""
+        """Raise NotImplementedError: a step with a single row never stores keys without attention."""
         raise NotImplementedError
 
     def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:
-        """Return the output of attention. The kernel also computes the output of a dense MLP concurrently."""
+        """Return the attention output. The kernel also computes fc2 of a dense MLP."""
         row, dim, dense = self._row, self._row.blocks.text.dim, layer.experts is None
         row.blocks.attention.attend(
             heads,

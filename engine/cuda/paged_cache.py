@@ -21,9 +21,9 @@ LayerCache = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor
 
 
 class PagedLayer:
-    """One layer of the paged KV cache, for sequences given by page tables.
+    """One layer of the paged KV cache, for the sequences of a page table.
 
-    `at` are the page and offset indices (rows, length) at which new keys and values are stored.
+    New keys and values are stored at the page and offset indices in `at`, each (rows, length).
     """
 
     __slots__ = ("_at", "_dtype", "_layer", "_table")
@@ -74,7 +74,7 @@ class PagedRows:
         self.key_positions = cache.key_positions[: table.shape[1] * cache.page_size]
 
     def layers(self, positions: torch.Tensor) -> Sequence[PagedLayer]:
-        """Return one `PagedLayer` per decoder layer, prepared to store new keys at `positions` (rows, length) int64."""
+        """Return the KV cache of each decoder layer. New keys are stored at `positions` (rows, length) int64."""
         cache = self._cache
         # Private pages start on a new page; the rest of the prefix's last page stays unused.
         index = torch.where(positions < cache.prefix_length, positions, positions + cache.gap)
@@ -120,7 +120,7 @@ class PagedCache:
         self.key_positions = torch.where(private, index - self.gap, unused)
 
     def rows(self, table: torch.Tensor, length: int | None = None) -> PagedRows:
-        """Return a view of the sequences in a page table (rows, pages). `length` is ignored: views have whole pages."""
+        """Return a view of the sequences in a page table (rows, pages), with all pages. `length` is ignored."""
         return PagedRows(self, table)
 
 

@@ -24,15 +24,15 @@ _Seen = tuple[torch.Tensor | None, torch.Tensor]
 
 @dataclass(slots=True)
 class _Prefilled:
-    """Values passed between the operations of a decoder block during prefill.
+    """Intermediate results of a decoder block during prefill.
 
     Attributes:
         normed: layer norm in the dtype of the GEMMs.
         plain: layer norm in half precision, for routers and LoRA adapters.
         prompts: layer norm of the prompt rows only, for a dense MLP with FP8 in the last layer.
-        wide: queries, keys and values; with FP8, the inputs of GELU in the dense MLP follow.
-        products: matrix products for the attention temperature.
-        parts: results of the experts, which the next layer norm adds to the residual.
+        wide: queries, keys and values. In FP8, also the inputs of GELU in a dense MLP.
+        products: partial sums of the attention temperature.
+        parts: results of the experts.
     """
 
     normed: Rows
@@ -44,9 +44,9 @@ class _Prefilled:
 
 
 class PrefillOps:
-    """Operations of a decoder block (`BlockOps`) for whole image prefixes followed by prompts.
+    """Operations of a decoder block (`BlockOps`) during prefill: image prefixes, followed by prompts.
 
-    `before` is the pending output of the previous block. The next layer norm adds it to the residual x.
+    The output of a block (`before`) is added to the residual x by the layer norm of the next block.
 
     Args:
         blocks: blocks of the decoder.
@@ -72,17 +72,11 @@ class PrefillOps:
         self.before: torch.Tensor | None = None
 
     def _is_last(self, layer: PackedLayer) -> bool:
-        """Return whether this is the last layer of a prefill with images.
-
-        After the attention of this layer, hidden states of image tokens are not needed.
-        """
+        """Return whether this is the last layer of a prefill with images, in which images need only keys and values."""
         return self._prefix_rows > 0 and layer.number == len(self._blocks.layers) - 1
 
     def norm(self, layer: PackedLayer) -> _Prefilled:
-        """Return the layer norm, in FP8 if the GEMMs use FP8.
-
-        The layer norm in half precision is also computed for routers, LoRA adapters and the last MLP.
-        """
+        """Return the layer norm in the dtype of the GEMMs. Routers and LoRA adapters need it in half precision."""
         fp8 = self._blocks.fp8_rows
         if layer.experts is None and self._adapters is None:
             rows, at = _Prefilled(add_layernorm_rows(self.x, self.before, layer.norm, fp8)), self._prefix_rows
@@ -99,16 +93,14 @@ class PrefillOps:
     def _experts(
         self, experts: PackedExperts, normed: Rows, plain: torch.Tensor, stream: torch.cuda.Stream | None = None
     ) -> torch.Tensor:
-        """Return the results of the experts (1 + top, rows, dim). Entry 0 is reserved for the attention output."""
+        """Return (1 + top, rows, dim): space for the attention output, then the results of the experts."""
         parts = plain.new_empty(1 + self._blocks.top, *plain.shape)
         with torch.cuda.stream(stream):
             experts.many(normed, plain, parts[1:])
         return parts
 
     def _forks(self, layer: PackedLayer) -> bool:
-        """Return whether the experts of a layer run concurrently with attention.
-
-        They do in all layers, except the last layer of a prefill with images.
+        """Return whether the experts of a layer run concurrently with attention, which is faster.
 
         | prefill of one image, Moondream 3 | concurrent | sequential |
         |---|---|---|
@@ -118,10 +110,7 @@ class PrefillOps:
         return layer.experts is not None and not self._is_last(layer)
 
     def heads(self, layer: PackedLayer, normed: _Prefilled, kv_only: bool) -> _Prefilled:
-        """Compute queries, keys and values.
-
-        In a dense layer with adapters, or with FP8 unless `_is_last`, the GEMM also computes the inputs of the GELU.
-        """
+        """Compute queries, keys and values. In some layers, the GEMM also computes the inputs of GELU in the MLP."""
         # cuBLAS has no GELU epilogue for FP8, so one GEMM computes heads and MLP. The last MLP has few rows.
         width = self._blocks.heads
         apart = normed.normed[1] is None or self._is_last(layer)
@@ -135,7 +124,7 @@ class PrefillOps:
         return normed
 
     def temper(self, layer: PackedLayer, heads: _Prefilled) -> _Prefilled:
-        """Compute the products for the attention temperature. The attention kernels apply the temperature."""
+        """Compute partial sums of the attention temperature. The attention kernels apply the temperature."""
         assert heads.wide is not None
         assert layer.temperature is not None
         blocks, rows, wide = self._blocks, len(self.x), heads.wide
@@ -151,17 +140,14 @@ class PrefillOps:
         return heads.products[:, rows], layer.temperature[1]
 
     def write_kv(self, layer: PackedLayer, heads: _Prefilled, cache: LayerCache) -> None:
-        """Store all keys and values in the KV cache. RoPE is applied in place to the keys and queries of images."""
+        """Store keys and values in the KV cache. Apply RoPE to the queries and keys of images in place."""
         assert heads.wide is not None
         qkv = heads.wide[:, : self._blocks.heads]
         temperature = self._temperature(layer, heads, slice(None))
         self._blocks.attention.write_kv(qkv, *self._prompts, cache, prefixes=self._prefixes, temperature=temperature)
 
     def attend(self, layer: PackedLayer, heads: _Prefilled, cache: LayerCache) -> _Seen:
-        """Return the attention output: bidirectional attention for images, causal attention for prompts.
-
-        The last layer skips the images, because their hidden states are not needed.
-        """
+        """Return the attention output: bidirectional for images, causal for prompts. The last layer skips images."""
         assert heads.wide is not None
         blocks, at, last = self._blocks, self._prefix_rows, self._is_last(layer)
         qkv = heads.wide[:, : blocks.heads]
@@ -197,7 +183,7 @@ class PrefillOps:
         return None if first is whole else first, attended
 
     def add(self, layer: PackedLayer, attended: _Seen, normed: _Prefilled) -> None:
-        """Compute the attention projection and the MLP or experts. The next norm adds them to the residual."""
+        """Compute the output of the block (`before`): the attention projection, and the MLP or experts."""
         assert normed.wide is not None
         blocks, out, (first, seen) = self._blocks, layer.out, attended
         fp8 = blocks.fp8_rows

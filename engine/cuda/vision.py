@@ -29,7 +29,7 @@ class _Layer:
 
 
 def _packed(module: nn.Linear, fp8: Fp8) -> PackedLinear:
-    """Return the packed weights of a linear layer, which the layer then shares."""
+    """Pack the weights of a linear layer. The layer then uses the packed weights."""
     packed = PackedLinear(module.weight.detach(), module.bias.detach(), fp8)
     module.weight.data = packed.weight
     return packed
@@ -65,7 +65,7 @@ class PackedVision:
         return self._run(crops, -1)[1]
 
     def two_depths(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the features after block `block`, and after the last layer norm; see `DeepEncoder.two_depths`."""
+        """Return the features after the block with index `block`, and after the last block, for normalized crops."""
         return self._run(crops, block)
 
     def _run(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,7 +90,7 @@ class PackedVision:
         return early, add_layernorm(flat, before, last).view(count, tokens, dim)
 
     def project(self, whole: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
-        """Return image tokens from the features of the global crop and the tiles; see `VisionTower.project`."""
+        """Project the features of the whole image and of its tiles to image tokens; see `VisionTower.project`."""
         return self._tower.project(whole, tiles)
 
 

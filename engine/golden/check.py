@@ -90,7 +90,7 @@ def check(
 
 
 def _read_as_made(heads: object, path: Path) -> None:
-    """Select the input transformation of the region heads that checks.json names, if the folder has this file."""
+    """Select the normalization of hidden states (reading) that checks.json specifies, if this file exists."""
     if path.is_file() and isinstance(heads, ReadableHeads):
         made = json.loads(path.read_text(encoding="utf-8")).get("region")
         reading = {"vllm": "post_ln_ln"}.get(made, made)
@@ -160,7 +160,7 @@ class _Checker:
         prefix: DenseCache,
         plain: Callable[[DecodedObject], dict[str, float]],
     ) -> None:
-        """Decode all labels with all score thresholds in one batch, and compare the objects with the stored objects."""
+        """Detect or point at each label with each score threshold, and compare the objects with the stored objects."""
         sized = skill == "detect"
         rows = [(name, bias) for name, by_bias in case[skill].items() for bias in by_bias]
         ids = [self.prompts.objects(skill, name) for name, _ in rows]
@@ -191,7 +191,7 @@ class _Checker:
 
 
 def _texts(prompts: Prompts, case: dict[str, Any]) -> Iterator[tuple[str, list[int], str]]:
-    """Yield the name, the prompt token IDs and the expected text of each text answer of a case in cases.json."""
+    """Yield the text answers of a case in cases.json: name, token IDs of the prompt, and expected text."""
     yield "query", prompts.query(QUESTION), case["query"]
     yield "caption_short", prompts.caption("short"), case["caption_short"]
     for question, answer in case.get("queries", {}).items():

@@ -3,8 +3,8 @@
 The engine processes all prompts on all images concurrently.
 
 The reference ends a list of objects if the end token is more likely than the coordinate token of another object. The
-engine also ends it if the score of another object is below 0.5, so that its list can be shorter. The report counts
-shorter lists as `stopped sooner`.
+engine also ends the list if the score of the next object is below 0.5. The report counts shorter lists as `stopped
+sooner`.
 """
 
 from __future__ import annotations
@@ -154,9 +154,9 @@ def _title(task: Task) -> str:
 
 
 def _batches(folder: Path, case: dict[str, Any]) -> list[tuple[NDArray[np.uint8] | None, list[_Call]]]:
-    """Divide the requests of a case in cases.json into batches, each for the image of the case or for no image.
+    """Group the requests of a case in cases.json into batches of distinct requests.
 
-    All requests in a batch are different.
+    Requests on the image and requests without an image are in separate batches.
     """
     name = str(case["image"])
     image = read_image(folder / name)

@@ -19,7 +19,7 @@ from saccade.engine.tasks.objects import DecodedObject, logit
 
 @dataclass(slots=True)
 class Prefilled:
-    """State after prefill: hidden states (rows, dim) of the last tokens, next positions (rows,), and KV cache."""
+    """Result of a prefill: last hidden states (rows, dim), next positions (rows,) and KV cache."""
 
     hidden: torch.Tensor
     positions: torch.Tensor
@@ -76,10 +76,10 @@ class Generator:
     def objects(
         self, state: Prefilled, sized: bool, max_objects: Sequence[int], conf: Sequence[float]
     ) -> list[list[DecodedObject]]:
-        """Decode the answers of detect prompts (`sized`) or point prompts, one row per prompt, as one batch.
+        """Decode the answers of detect prompts (if `sized`) or point prompts in one batch.
 
-        A row lists another object while p(coord) / (p(coord) + p(eos)) is above its `conf`. It ends after `max_objects`
-        objects, or when the context is full.
+        The score of an object is p(coord) / (p(coord) + p(eos)). An answer ends if the next score is not above `conf`,
+        after `max_objects` objects, or when the context is full.
         """
         region, device = self.model.region, self.model.device
         found: list[list[DecodedObject]] = [[] for _ in conf]
@@ -148,7 +148,7 @@ class Generator:
 class DenseLayer:
     """One layer of a contiguous KV cache.
 
-    `at` is a pair of row indices (rows, 1) and position indices (rows, length) at which new keys are stored.
+    New keys and values are stored at the indices in `at`: rows (rows, 1) and positions (rows, length).
     """
 
     __slots__ = ("_at", "_keys", "_values")
@@ -182,16 +182,16 @@ class DenseCache:
 
     @property
     def key_positions(self) -> torch.Tensor:
-        """Position in the sequence of each key: 0 to capacity - 1, int64."""
+        """Positions of the keys in their sequences: int64, 0 to capacity - 1."""
         return torch.arange(self.keys.shape[3], device=self.keys.device)
 
     def layers(self, positions: torch.Tensor) -> Sequence[DenseLayer]:
-        """Return one `DenseLayer` per decoder layer, prepared to store new keys at `positions` (rows, length) int64."""
+        """Return the KV cache of each decoder layer. New keys are stored at `positions` (rows, length) int64."""
         at = torch.arange(positions.shape[0], device=positions.device).unsqueeze(1), positions
         return [DenseLayer(k, v, at) for k, v in zip(self.keys, self.values, strict=True)]
 
     def fork(self, rows: int, capacity: int) -> DenseCache:
-        """Copy a KV cache of batch size 1 to a KV cache of batch size `rows` with `capacity` positions."""
+        """Return a KV cache with `rows` copies of the only sequence, and space for `capacity` tokens per sequence."""
 
         def grow(one: torch.Tensor) -> torch.Tensor:
             grown = one.new_zeros((one.shape[0], rows, one.shape[2], capacity, one.shape[4]))
@@ -201,7 +201,7 @@ class DenseCache:
         return DenseCache(grow(self.keys), grow(self.values))
 
     def rows(self, index: torch.Tensor) -> DenseCache:
-        """Return a copy of the KV cache with only the rows `index`."""
+        """Return a KV cache with copies of the sequences `index`."""
         return DenseCache(self.keys[:, index], self.values[:, index])
 
     def upto(self, length: int) -> DenseCache:

@@ -1,7 +1,6 @@
-"""Finds the input transformation (reading) with which a model's region heads reproduce known boxes.
+"""Compares normalizations of the hidden states (readings) before a model's region heads.
 
-Published implementations of the model differ in this transformation. Detected boxes match real objects only with the
-correct one.
+Published implementations of the model differ in this normalization. With the wrong one, detected boxes are wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Reading:
     Attributes:
         name: one of `ReadableHeads.readings`.
         found: number of detected boxes.
-        overlap: mean, over the expected boxes, of the best IoU with a detected box.
+        overlap: mean of the best IoU of each ground-truth box with a detected box.
     """
 
     name: str
@@ -38,13 +37,13 @@ class Reading:
 def compare_readings(
     loaded: LoadedModel, image: NDArray[np.uint8], label: str, wanted: Sequence[Box], conf: float = 0.5
 ) -> list[Reading]:
-    """Detect a label with each normalization (reading) of the region heads. Return [] if the model has only one.
+    """Detect a label with each normalization (reading) before the region heads. Return [] if the model has only one.
 
     Args:
-        loaded: the model. Its current reading is restored afterwards.
+        loaded: the model. Its current normalization is restored afterwards.
         image: (height, width, 3) uint8 RGB.
         label: label to detect.
-        wanted: the expected boxes, at least one.
+        wanted: ground-truth boxes, at least one.
         conf: minimum score of a box, from 0 to 1.
     """
     heads = loaded.model.region

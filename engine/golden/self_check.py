@@ -22,15 +22,16 @@ _SHARE = 0.02  # share of answers that may differ in float32 (order of summation
 _SIZES = ((240, 320), (480, 270), (96, 96))
 
 Place = tuple[float, ...]
-"""Coordinates of one answer, as fractions of the image."""
+"""Normalized coordinates of one answer."""
 
 
 @dataclass(slots=True, frozen=True)
 class Agreement:
-    """Result of comparing two devices.
+    """Comparison of the answers of two devices.
 
-    Fields: the number of compared answers, the number of different answers, and the largest difference of coordinates
-    as a fraction of the image.
+    Attributes:
+        compared, differing: number of compared answers, and of different answers.
+        largest: largest difference of a normalized coordinate (0 to 1).
     """
 
     compared: int
@@ -39,7 +40,7 @@ class Agreement:
 
     @property
     def ok(self) -> bool:
-        """Whether the answers agree within the tolerance between two float32 devices."""
+        """Whether the number of different answers is within the tolerance for float32."""
         return self.compared > 0 and self.differing <= _SHARE * self.compared
 
 
@@ -53,7 +54,7 @@ def compare_devices(device: str, dtype: str = "float32") -> Agreement:
 
 
 def compare(mine: Sequence[Place], theirs: Sequence[Place]) -> Agreement:
-    """Compare two lists of answers to the same tasks. A missing or NaN answer has a difference of 1."""
+    """Compare two lists of answers to the same tasks. A missing answer or a NaN counts as a difference of 1."""
     distances = [_distance(one, other) for one, other in zip(mine, theirs, strict=True)]
     return Agreement(len(distances), sum(distance > _SHIFT for distance in distances), max(distances, default=0.0))
 

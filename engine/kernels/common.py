@@ -109,8 +109,7 @@ def fetch(source: torch.Tensor, out: torch.Tensor) -> None:
     """Copy int32 values from pinned host memory to a device tensor with the same number of elements.
 
     With this kernel, a CUDA graph reads its own inputs without a driver call. The host must write the inputs before it
-    launches the graph, and must not change them until the graph has ended. The kernel does not use PDL, because PDL
-    does not make a step faster.
+    launches the graph, and must not change them until the graph has ended.
 
     | inputs of a step of 529 µs on an H200 | time |
     |---|---|

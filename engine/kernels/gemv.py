@@ -42,7 +42,7 @@ def _wait(EARLY: tl.constexpr):
 
 
 class Beside(NamedTuple):
-    """A GEMV that another kernel computes in additional programs, concurrently with its own work.
+    """A GEMV that another kernel also computes, in additional programs (thread blocks).
 
     Attributes:
         x: (1, inputs).
@@ -101,9 +101,9 @@ def _norm_gemv_kernel(
     PDL: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Compute BLOCK_N outputs of a GEMV on the layer norm of a row.
+    """Compute BLOCK_N outputs of a GEMV of a layer-normalized row.
 
-    The first PLAIN outputs of the GEMV are stored unchanged. GELU is applied to the remaining outputs.
+    The first PLAIN outputs are written to `plain`. GELU is applied to the other outputs.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -157,8 +157,8 @@ def _add_gemv_kernel(
 ):
     """Compute BLOCK_N outputs of a GEMV and add them to `into`.
 
-    The inputs are read as two blocks of FIRST and SECOND values. With DELTA, another kernel has already computed the
-    products of the second block.
+    The input vector is split into two blocks of FIRST and SECOND values. If DELTA is set, `delta` contains the products
+    of the second block, and SECOND is 0.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     line = weight + n[:, None].to(tl.int64) * INPUTS
@@ -188,7 +188,7 @@ def _add_gemv_kernel(
 
 
 def supports(outputs: int, *inputs: int) -> bool:
-    """Return whether the GEMV kernels support this number of outputs and these lengths of the input vectors."""
+    """Return whether the GEMV kernels support this number of outputs and these numbers of inputs."""
     return outputs % 32 == 0 and all(width % 16 == 0 for width in inputs)
 
 
@@ -204,13 +204,13 @@ def norm_gemv(
     *,
     pdl: bool,
 ) -> None:
-    """Multiply the layer norm of a row by a weight matrix (GEMV).
+    """Multiply a layer-normalized row by a weight matrix (GEMV).
 
-    Write the first outputs to `plain`. Apply GELU to the remaining outputs, and write them to `gelu_out`.
+    The first outputs are written to `plain`. GELU is applied to the other outputs.
 
     Args:
         x: (1, inputs).
-        norm: layer norm over the inputs. With None, x itself is multiplied.
+        norm: layer norm, or None to multiply x itself.
         weight: (outputs, inputs), contiguous, in the dtype of x or float8_e4m3fn.
         scale: (outputs,) float32 scales of FP8 weights, else None.
         bias: (outputs,).
@@ -259,8 +259,7 @@ def add_gemv(
 ) -> None:
     """Add the product of a row and a weight matrix (GEMV) to `into`, in place.
 
-    The kernel splits the inputs into two blocks, of `first` and `inputs - first` values. It is fastest if the sizes of
-    both blocks are powers of two, or slightly smaller.
+    The input vector is split into two blocks. The kernel is fastest if their sizes are powers of two, or slightly less.
 
     Args:
         x: (1, inputs).

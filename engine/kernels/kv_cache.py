@@ -1,7 +1,7 @@
 """Triton functions that store keys and values in the paged KV cache and load them.
 
 RoPE is applied to keys before they are stored. Values are multiplied by an attention temperature if the model has one.
-The module also contains the running softmax of one query over blocks of keys.
+The module also contains the online softmax of one query over blocks of keys.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def rotated(at, where, position, cosine, sine, d, HALF: tl.constexpr) -> tl.tens
 
 @triton.jit
 def factor(products, stride, alpha, at, head, position, PARTS: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
-    """Return one factor of the attention temperature: tanh(product) + ½ + sigmoid(alpha · log(position + 1)).
+    """Return a factor of the attention temperature: tanh(x) + ½ + sigmoid(alpha · log(position + 1)).
 
-    `products` points to the partial sums of the product, which are `stride` elements apart.
+    x is the sum of PARTS partial sums at the pointer `products`, which are `stride` elements apart.
     """
     i = tl.arange(0, BLOCK)
     x = tl.sum(tl.load(products + i * stride + at, mask=i < PARTS, other=0.0), 0)
@@ -41,20 +41,20 @@ def factor(products, stride, alpha, at, head, position, PARTS: tl.constexpr, BLO
 
 @triton.jit
 def kv_scale(widest) -> tl.tensor:
-    """Return the float16 quantization scale of FP8 key or value vectors with the maximum magnitude `widest`."""
+    """Return the float16 scale that quantizes vectors with the maximum absolute value `widest` to FP8."""
     return tl.maximum(widest / _LARGEST, _LEAST_SCALE).to(tl.float16)
 
 
 @triton.jit
 def scaled_to_fp8(x, scale) -> tl.tensor:
-    """Divide key or value vectors by their scales, and return them as e4m3."""
+    """Quantize key or value vectors to FP8 (e4m3) with the given scales."""
     wide = x.to(tl.float32) / scale.to(tl.float32)
     return tl.minimum(tl.maximum(wide, -_LARGEST), _LARGEST).to(tl.float8e4nv)
 
 
 @triton.jit
 def _widest(first, second, rest, turned, behind):
-    """Return the maximum magnitude (heads, 1) of each head's channels."""
+    """Return the maximum absolute value of each head's channels, (heads, 1)."""
     halves = tl.maximum(tl.abs(first.to(tl.float32)), tl.abs(second.to(tl.float32)))
     of_halves = tl.max(tl.where(turned, halves, 0.0), 1, keep_dims=True)
     return tl.maximum(of_halves, tl.max(tl.where(behind, tl.abs(rest.to(tl.float32)), 0.0), 1, keep_dims=True))
@@ -99,11 +99,10 @@ def write_kv_kernel(
     GAP: tl.constexpr,
     PARTS: tl.constexpr,
 ) -> None:
-    """Store the keys and values of one row in its KV cache pages.
+    """Store the keys and values of one token in the KV cache, after RoPE and attention temperature.
 
-    The first `image_rows` rows belong to images, PREFIX rows to each image. Their pages are in `prefixes`. The queries,
-    keys and values of these rows are also updated in place. RoPE is applied to the first 2 · HALF channels of a head.
-    The other channels change only if the model has an attention temperature (PARTS > 0).
+    The first `image_rows` tokens are image prefixes of PREFIX tokens, with their page tables in `prefixes`. Their
+    queries, keys and values are also updated in place. RoPE rotates the first 2 · HALF channels of a head.
     """
     row = tl.program_id(0)
     image = row < image_rows
@@ -208,7 +207,7 @@ def entries(
     GAP: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Load BLOCK_T keys and values of a head from index `start` on, with their scales and a mask of valid keys."""
+    """Load BLOCK_T keys and values of a head from index `start`, with their FP8 scales and a mask of valid keys."""
     t = start + tl.arange(0, BLOCK_T)
     seen = (t < stop) & ((t < PREFIX) | (t >= PREFIX + GAP))
     page = tl.load(table + t // PAGE, mask=seen, other=0).to(tl.int64)
@@ -227,7 +226,7 @@ def entries(
 def running_softmax(
     query, k, v, k_scale, v_scale, seen, scale, best, total, acc
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Update the running softmax of a query with BLOCK_T keys (Milakov and Gimelshein 2018, arXiv:1805.02867)."""
+    """Update the online softmax of a query with BLOCK_T keys (Milakov and Gimelshein 2018, arXiv:1805.02867)."""
     if k.dtype.is_fp8():
         # Each position in a block has its own accumulator; they are reduced at the end. 64 keys take a thread 297
         # instructions this way and 624 on tensor cores, which need FP8 widened in their layout. An H200 issues about

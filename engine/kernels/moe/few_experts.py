@@ -1,9 +1,8 @@
 """Mixture of experts for few rows. Only weights of experts that at least one row uses are read, and only once.
 
 The router computes logits and writes the assignment of rows to experts (`Routes`) on the device. The host never reads
-this assignment, so CUDA graphs can capture these kernels. The router program that ends last chooses the experts for all
-rows. The programs of the experts therefore do not repeat this selection. The result of each expert is stored
-separately. The next norm adds the results in a fixed order.
+this assignment, so CUDA graphs can capture these kernels. The result of each expert is stored separately. The kernel of
+the next layer norm adds the results in a fixed order.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ def _fc2_kernel(
 ):
     """Compute BLOCK_N outputs of one expert for all rows that use the expert.
 
-    The outputs are multiplied by the weight of the expert for each row.
+    Each output is multiplied by the router's weight for the expert and the row.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     slot = table + tl.program_id(1) * 3
@@ -174,7 +173,7 @@ def _fc2_kernel(
 
 
 def supports(dim: int, inner: int, experts: int) -> bool:
-    """Return whether the kernels support experts of these widths, and this number of experts."""
+    """Return whether the kernels support these dimensions of an expert, and this number of experts."""
     return dim % 256 == 0 and inner % 256 == 0 and experts >= 16 and experts & (experts - 1) == 0
 
 
@@ -190,7 +189,7 @@ def few_experts(
     pdl: bool = False,
     shapes: tuple[Shape, Shape] | None = None,
 ) -> None:
-    """Compute the mixture of experts for few rows, with the experts that the router has chosen.
+    """Compute the mixture of experts for few rows, after the router (`router_products`).
 
     Args:
         routes: assignment of rows to experts.
@@ -257,10 +256,10 @@ def few_experts(
 
 @triton.jit
 def _ranks(logit, there, EXPERTS: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr, COUNTED: tl.constexpr):
-    """Rank the experts of each row by their router logits.
+    """Select the TOP experts of each row by router logits.
 
-    Return for every expert its rank (0 for the highest logit; -1 outside the TOP selected experts) and its softmax
-    weight before normalization, and for each row the sum of the weights.
+    Return the rank of every expert (0 for the highest logit, -1 if not selected), its unnormalized softmax weight, and
+    the sum of the weights of each row.
     """
     e = tl.arange(0, EXPERTS)
     best = tl.max(logit, 1)
@@ -292,7 +291,7 @@ def _choose(
     ROWS: tl.constexpr,
     COUNTED: tl.constexpr,
 ):
-    """Choose the experts of all rows from the router logits, and write the assignment of rows to experts (`Routes`)."""
+    """Choose the experts of all rows by router logits, and write the assignment of rows to experts (`Routes`)."""
     r = tl.arange(0, ROWS)
     e = tl.arange(0, EXPERTS)
     there = r < rows
@@ -340,7 +339,7 @@ def _router_kernel(
 ):
     """Compute the router logits of BLOCK_M rows for BLOCK_N experts.
 
-    The program that ends last chooses TOP experts per row.
+    The last program (thread block) to finish chooses the TOP experts of all rows.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -376,8 +375,8 @@ class Routes:
 
     Attributes:
         table: (experts, 3) int32: expert index, offset in `order`, and number of choices. Used experts come first.
-        order: (choices,) int32 indices of the choices, ordered by expert.
-        shares: (choices,) float32 weights of the choices in `order`.
+        order: (choices,) int32 indices of the choices, sorted by expert.
+        shares: (choices,) float32 router weights of the choices, sorted by expert.
         arrived: number of programs that have written logits; 0 between launches.
     """
 
@@ -399,7 +398,7 @@ def router_products(
     *,
     pdl: bool = False,
 ) -> None:
-    """Write the router logits of at most 64 rows, and assign the `top` best experts to each row.
+    """Compute the router logits of at most 64 rows, and choose the `top` best experts for each row.
 
     Args:
         x: (rows, dim). Rows may have any stride.

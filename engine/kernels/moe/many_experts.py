@@ -1,7 +1,7 @@
 """Mixture of experts for many rows (prefill): rows are sorted by expert, then multiplied with grouped GEMMs.
 
 All work runs on the device, in launches of fixed size, so CUDA graphs can capture it. The result of each expert is
-stored separately. The next norm adds the results in a fixed order.
+stored separately. The kernel of the next layer norm adds the results in a fixed order.
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ def _sort_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
-    """Compute the position of each (row, expert) pair of BLOCK_M rows in the list of pairs sorted by expert.
+    """Sort (row, expert) pairs by expert: compute the positions of the pairs of BLOCK_M rows.
 
-    The first program also writes the offset of each expert.
+    The first program also writes the offset of each expert in the sorted list.
     """
     block = tl.program_id(0)
     e = tl.arange(0, EXPERTS)
@@ -155,7 +155,7 @@ def _sort_kernel(
 
 @triton.jit
 def _weights(weight, line, k, BLOCK_N: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, TMA: tl.constexpr):
-    """Load a transposed tile of weights: BLOCK_K inputs from index `k` on, and BLOCK_N outputs from index `line` on."""
+    """Load a transposed weight tile: BLOCK_K inputs from index `k`, and BLOCK_N outputs from index `line`."""
     if TMA:
         w = weight.load([line, k]).T
     else:
@@ -190,12 +190,10 @@ def _grouped_kernel(
     SCALED: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """Compute BLOCK_N outputs of one expert for BLOCK_M of its rows.
+    """Compute BLOCK_N outputs of one expert for BLOCK_M of its rows (grouped GEMM).
 
-    The programs are ordered so that neighbours share rows, then weights, in the L2 cache. With FIRST, the kernel
-    gathers rows from x (rows, K) and writes gelu(h) · (g + 1) sorted by expert, where h and g are the two halves of the
-    fc1 output. N is then the number of hidden values per expert. Without FIRST, it reads x (pairs, K) ordered by
-    expert, and writes weighted results to `out` (TOP, rows, N).
+    With FIRST (fc1), the kernel reads x (rows, K), and writes N hidden values gelu(h) · (g + 1) per (row, expert) pair,
+    sorted by expert. Without FIRST (fc2), it reads these hidden values, and writes weighted results (TOP, rows, N).
     """
     e = tl.arange(0, EXPERTS)
     begin_of = tl.load(begins + e)
@@ -254,9 +252,9 @@ class SortedRows:
         top: number of experts per row.
 
     Attributes:
-        order: (rows · top,) int32 indices of the choices, ordered by expert.
+        order: (rows · top,) int32 indices of the choices, sorted by expert.
         begins: (experts + 1,) int32 offset of each expert in `order`.
-        weights: (rows · top,) float32 weights of the choices.
+        weights: (rows · top,) float32 router weights of the choices.
     """
 
     __slots__ = ("begins", "order", "top", "weights")
@@ -301,7 +299,7 @@ def grouped_product(
     scale: torch.Tensor | None = None,
     shape: Shape | None = None,
 ) -> torch.Tensor:
-    """Compute the grouped GEMM: each expert's weights times its rows. Write the results to `out`, and return `out`.
+    """Multiply the rows of each expert by the expert's weights (grouped GEMM), and return `out`.
 
     Args:
         x: (rows, inputs), or (rows · top, inputs) ordered by expert; in half precision or float8_e4m3fn.
@@ -352,7 +350,7 @@ def grouped_product(
 
 @cache
 def _shape_for(device: torch.device, each: int, first: bool, fp8: bool) -> Shape:
-    """Return the tuned tile sizes of the grouped GEMM if each expert has `each` rows on average."""
+    """Return the tuned tile sizes of the grouped GEMM for a mean of `each` rows per expert."""
     if each > 64:
         small = device.type != "cuda" or shared_memory(device) < _LARGE
         shapes = _SMALL if small else _SHAPES if each <= _MANY else _SHAPES_OF_MANY
