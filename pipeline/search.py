@@ -1,8 +1,7 @@
 """Searches stored events by a text. SQL selects candidates, and a model scores the snapshot of each candidate.
 
 A model that can answer questions returns the probability that a snapshot matches the text. A detection-only model
-detects the labels in the text instead. `search` receives functions that list events and score snapshots, so that
-snapshots can be on other machines. `search_events` uses a local store and a local engine.
+detects the labels in the text instead.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class Found:
 
 @dataclass(slots=True, frozen=True)
 class Searched:
-    """The found events, best match first, and the names of machines that could not be searched."""
+    """The events that a search has found, best match first, and the names of machines that could not be searched."""
 
     found: list[Found]
     away: list[str] = field(default_factory=list)
@@ -115,7 +114,7 @@ def search_events(
         The results, best match first. Events without a snapshot are not included.
 
     Raises:
-        ConfigError: if the text is empty, or a detection-only model knows none of the words in the text as a label.
+        ConfigError: if the text is empty, or a detection-only model has no label for the text.
         EngineError: if the model fails.
     """
     ask = SnapshotAsker(engine, lambda event: store.media(event, "snapshot"))

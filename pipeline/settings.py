@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 
 class PlacedError(ValueError):
-    """Raised by a validator that knows where the error is: a position in the value, or another setting.
+    """Raised by a validator for an invalid setting, with the position of the error.
 
     Args:
         message: short message for the user.

@@ -289,7 +289,7 @@ class Worker:
     # ---- what viewers ask for, and others
 
     def wish(self, name: str, values: Mapping[str, Any]) -> ListedStream:
-        """Request a change of a stream from the controller, and wait for the result.
+        """Request that the controller changes a stream, and wait for the result.
 
         Return the stream's new configuration.
 
@@ -350,7 +350,7 @@ class Worker:
         )
 
     def close(self) -> None:
-        """Wait briefly for the frames in flight, then close the worker."""
+        """Stop all streams, and wait a few seconds for their frames in flight. Then close the engine."""
         runs = self.local.streams.stop()
         deadline = time.monotonic() + _ENGINE_S
         for run in runs:
@@ -489,7 +489,7 @@ class _Warnings(logging.Handler):
 
 
 def device_of(device: str, index: int, gpus: int) -> str:
-    """Return the device of a worker. If the configuration names no GPU index, GPUs are assigned round-robin.
+    """Return the device of a worker. If the configured device has no GPU index, GPUs are assigned round-robin.
 
     Args:
         device: configured device, such as `cuda`, `cuda:1` or `cpu`.

@@ -25,7 +25,7 @@ _FRESH_S = 60.0  # for which an answer is kept that came after whoever asked had
 
 
 class _Lookup:
-    """The lookup of the IP addresses of one host name, in progress or finished."""
+    """A DNS lookup of one host name, in progress or finished."""
 
     def __init__(self, host: str, port: int | None) -> None:
         self.done = threading.Event()

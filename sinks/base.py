@@ -26,14 +26,11 @@ class SinkError(Exception):
 
 
 class SinkClosedError(SinkError):
-    """Raised if the user ends the run through a sink, for example by closing the display window. Not an error."""
+    """Raised if the user ends the run through a sink, for example by closing the display window."""
 
 
 class ReaderGoneError(SinkClosedError):
-    """Raised if the program that reads a sink's output has exited, such as `head` in a pipe.
-
-    The sink then ends. If all sinks have ended, the run ends.
-    """
+    """Raised if the program that reads a sink's output has exited, such as `head` in a pipe. This ends the sink."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,7 +41,7 @@ class SinkStats:
         connected: whether the sink's server can be reached.
         clients: number of connected clients.
         backlog: number of messages waiting to be sent.
-        backlog_age_s: seconds that the oldest unsent message has waited; 0 if no message waits.
+        backlog_age_s: age of the oldest unsent message in seconds; 0 without unsent messages.
         sent: number of messages sent so far.
         dropped: number of messages never sent, because the receiver was offline, was too slow or rejected them.
     """
@@ -130,12 +127,12 @@ class SupportsEvents(Protocol):
     """Interface of a sink that accepts events of rules in addition to results."""
 
     def write_event(self, event: Mapping[str, Any]) -> None:
-        """Write a message about a rule's event that begins, changes or ends. Thread-safe; does not block.
+        """Write a message about an event of a rule. Thread-safe; does not block.
 
         Args:
-            event: JSON values with at least `type` (`begin`, `update` or `end`), `id`, `stream` and `rule`. A message
-                of type `rules` lists the current rules of `stream` in its field `rules`. A message of type `media`
-                states that a file (`kind` `clip` or `snapshot`) of the event with ID `event` was saved at `path`.
+            event: the message as JSON values. `type` is `begin`, `update` or `end`, with `id`, `stream` and `rule` of
+                the event; or `rules`, with the current rules of `stream`; or `media`, with the `path` and the `kind`
+                (`clip` or `snapshot`) of a file that was saved for the event with ID `event`.
 
         Raises:
             SinkError: if the event could not be delivered.

@@ -13,10 +13,9 @@ from saccade.sources.frame import Frame
 
 
 class CallbackSink:
-    """Calls `function(frame, result, latency)` for each frame, one call at a time, also with several streams.
+    """Calls `function(frame, result, latency)` for each frame. Calls never overlap, even with several streams.
 
-    If the function raises `SinkClosedError`, the run ends without an error. Any other exception ends the run with an
-    error.
+    A `SinkClosedError` of the function ends the run without an error. Any other exception ends the run with an error.
 
     Args:
         function: called in a thread of the pipeline. A slow function delays later results.

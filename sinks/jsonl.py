@@ -115,7 +115,7 @@ class JsonlSink:
             self._append(to_json(make_record(frame, result, latency)) + b"\n")
 
     def write_event(self, event: Mapping[str, Any]) -> None:
-        """Write a rule's event as one line if the sink writes events. Raises the errors of `write`."""
+        """Write an event of a rule as one line, if the sink is configured for events. Raises the errors of `write`."""
         if self._events and event["type"] in CHANGES:
             self._append(to_json(event) + b"\n")
 

@@ -28,8 +28,8 @@ class Latency:
     Attributes:
         decode: demuxing, decoding and converting the frame.
         queue: waiting between the stages.
-        prefill: the engine's prefill of image and prompts.
-        decode_tokens: the engine's decoding of the answers.
+        prefill: the model's prefill of image and prompts.
+        decode_tokens: the model's generation of the answer tokens.
         track: tracking and zones.
         total: from the start of decoding to the result, including waiting.
     """
@@ -94,7 +94,7 @@ def make_record(frame: Frame, result: Result, latency: Latency) -> dict[str, Any
 
 
 def _answer(text: Text) -> dict[str, Any]:
-    """Return the JSON values of an answer, with the probabilities of its choices and the reasoning if present."""
+    """Return the model's answer to a question as JSON values, with probabilities and reasoning if available."""
     answer: dict[str, Any] = {"prompt": text.prompt, "text": text.text}
     if text.probabilities is not None:
         answer["probabilities"] = {choice: round(p, _PROBABILITY_DIGITS) for choice, p in text.probabilities.items()}
@@ -108,7 +108,7 @@ def _answer(text: Text) -> dict[str, Any]:
 
 
 def _over_time(found: Box | Spot) -> dict[str, Any]:
-    """Return the JSON values of an object's track; empty for an object without a track."""
+    """Return the tracking data of an object as JSON values: track ID, speed, zones. Empty without tracking."""
     known: dict[str, Any] = {}
     if found.track_id is not None:
         known = {"track_id": found.track_id, "track": found.track_id}  # the latter as in saccade/1

@@ -64,7 +64,7 @@ class Verdict:
         return box.label == self.label and overlap(self.box, (box.x1, box.y1, box.x2, box.y2)) > SAME_PLACE
 
     def looks_like(self, look: NDArray[np.float32] | None) -> bool:
-        """Return whether an object looks like the false alarm. If one of them has no descriptor, return True."""
+        """Return whether an appearance descriptor is similar to the false alarm's. True if a descriptor is missing."""
         if self.look is None or look is None:
             return True
         own = np.frombuffer(self.look, np.float16).astype(np.float32)
@@ -142,7 +142,7 @@ class VerdictStage:
         return replace(result, detections=replace(result.detections, boxes=tuple(boxes)), extras=extras)
 
     def _verdict_on(self, verdicts: Sequence[Verdict], frame: Frame, box: Box) -> Verdict | None:
-        """Return the false alarm that a detection is similar to, or None."""
+        """Return the false alarm that suppresses a detection, or None."""
         near = [one for one in verdicts if box.score <= one.needed and one.lies_like(box)]
         if not near:
             return None

@@ -32,7 +32,7 @@ class Delivery:
 
 
 class OutputDelivery:
-    """Delivers results to the sinks of one run. Threads of the outputs write to the sinks. Thread-safe.
+    """Delivers results to the sinks of one run, in separate threads. Thread-safe.
 
     Args:
         outputs: the sinks.
@@ -94,9 +94,9 @@ class OutputDelivery:
             outbox.call_off()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds for the threads that write to unshared sinks.
+        """Wait up to `timeout_s` seconds for the threads that write to the sinks of this run only.
 
-        Return whether they have ended.
+        Return whether these threads have ended.
         """
         deadline = time.monotonic() + timeout_s
         own = [outbox.output.threads for outbox in self._outboxes if not outbox.output.shared]

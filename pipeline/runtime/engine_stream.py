@@ -47,7 +47,7 @@ class EngineStream:
         share: scheduling settings. Frame rate and deadline apply to live streams only.
         live: whether the source is live.
         newest: whether a new frame replaces a frame that the engine has not started.
-        gpu: index of the engine's GPU, so that frames in its memory are not copied. None for a CPU.
+        gpu: index of the engine's GPU; None for a CPU. Frames in the memory of this GPU are not copied.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class EngineStream:
         self.configure()
 
     def watch(self, watched: bool) -> None:
-        """Set whether the stream has viewers."""
+        """Set whether the stream has viewers, which raises its scheduling weight."""
         if watched != self._watched:
             self._watched = watched
             self.configure()
@@ -129,10 +129,7 @@ def _image_of(frame: Frame, gpu: int | None) -> Image:
 
 
 def yuv_image(planes: YuvPlanes) -> YuvImage:
-    """Convert the decoder's YUV planes to an engine image without copying.
-
-    The decoder cannot reuse the memory of the planes until the image is deleted.
-    """
+    """Convert the decoder's YUV planes to an engine image without copying. The image keeps the planes allocated."""
     import torch  # already loaded by the engine
 
     from saccade.engine.image import YuvImage
@@ -191,7 +188,7 @@ class InFlightQueue:
         self.superseded: Counter[str] = Counter()
 
     def put(self, flight: InFlight) -> None:
-        """Add a frame, and remove the older frames that it replaces."""
+        """Add a frame, and remove older frames that a newer frame has replaced."""
         with self._lock:
             self._flights.append(flight)
             if len(self._flights) > 1:
@@ -240,7 +237,7 @@ class InFlightQueue:
             flight.result.cancel()
 
     def close(self) -> None:
-        """Close the queue. No more frames are added."""
+        """Close the queue for new frames."""
         with self._lock:
             self._closed = True
 

@@ -75,7 +75,7 @@ class Run:
         source: source of the frames.
         tasks: tasks for each frame.
         stages: stages for each result.
-        stopped: whether the run was stopped by a call or an error before its source ended.
+        stopped: whether `stop` or an error has ended the run before its source ended.
 
     Args:
         source: source of the frames.
@@ -155,8 +155,8 @@ class Run:
     def update(self, config: ListedStream) -> None:
         """Apply a new configuration from the next frame on: prompts, scheduling, zones, lines, rules and gates.
 
-        Changes of the source, the queue or the outputs are ignored, because they require reopening the stream
-        (`control.plan`). Any thread can call this method, but two calls must not overlap.
+        Changes of the source, the queue or the outputs are ignored, because they require reopening the stream. Any
+        thread can call this method, but two calls must not overlap.
 
         Raises:
             UnknownClassError, ConfigError: see `tasks_for`. The run continues with the old configuration.
@@ -221,7 +221,7 @@ class Run:
 
     @property
     def waiting_s(self) -> float:
-        """How long the oldest frame in flight has waited for its result, in seconds. 0 if no frame is in flight."""
+        """Time since the oldest frame in flight was submitted to the engine, in seconds; 0 without frames in flight."""
         since = self._flights.waiting_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -259,7 +259,7 @@ class Run:
         )
 
     def sink_statuses(self) -> list[SinkStatus]:
-        """The status of each sink of this run, and of the recorder of the source's packets."""
+        """The status of each sink that only this run uses, including the recorder of the source's packets."""
         recording = [self.recorder.status()] if self.recorder is not None else []
         return [*self._delivery.statuses(), *recording]
 

@@ -1,4 +1,4 @@
-"""The thread-safe counters of a run. Updates must be fast, because they are made for each frame."""
+"""The thread-safe counters of a run, which are updated for each frame."""
 
 from __future__ import annotations
 
@@ -140,15 +140,12 @@ class Stats:
             self._lost[cause] += 1
 
     def note_submit(self, now: float) -> None:
-        """Record that a frame was submitted to the engine.
-
-        `now` is the current time by `time.monotonic()`, in seconds.
-        """
+        """Store the time at which the first frame was submitted: `now` by `time.monotonic()`, in seconds."""
         with self._lock:
             self._first_submit = self._first_submit or now
 
     def note_result(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Count a result before it is passed to the sinks."""
+        """Count a frame with its result, which is about to be passed to the sinks."""
         now = time.monotonic()
         labels = [box.label for box in result.detections.boxes if not box.predicted]
         labels += [spot.label for spot in result.points.points]
@@ -176,7 +173,7 @@ class Stats:
         looks: Mapping[str, int] | None = None,
         kept: Mapping[str, int] | None = None,
     ) -> Report:
-        """Return all counters of the run, including the given counters of its queues, source and stages."""
+        """Return all counters of the run. The arguments are the counters of its queues, source and stages."""
         every = Counter(drops)
         with self._lock:
             every.update(+self._lost)

@@ -1,7 +1,4 @@
-"""Opens one stream: creates its source, tasks, stages and gates from its configuration.
-
-A run, the HTTP API and the demo all open streams with `open_stream`.
-"""
+"""Opens one stream: creates its source, tasks, stages and gates from its configuration."""
 
 from __future__ import annotations
 
@@ -51,8 +48,8 @@ class EventPlaces:
     """The receivers of a stream's events.
 
     Attributes:
-        hub: publishes events to outputs and the event store.
-        history: whether to also publish track paths and counts per minute.
+        hub: passes events to the outputs and the event store.
+        history: whether track paths and object counts per minute are stored too.
         media: writes clips and snapshots, or None.
         verdicts: known false alarms, by stream. Similar detections are suppressed.
     """
@@ -64,9 +61,9 @@ class EventPlaces:
 
 
 class OpenedStream:
-    """An opened stream that has not been started: its source, tasks, stages, gates and outputs.
+    """A stream that `open_stream` has opened, but that has not been started.
 
-    `open_stream` creates it. Leaving the `with` block closes everything, unless the stream was started.
+    Leaving the `with` block closes the stream, unless it was started.
 
     Attributes:
         config: configuration of the stream.
@@ -98,7 +95,7 @@ class OpenedStream:
             stage.resume(events)
 
     def start(self, streams: Streams, *, reserved: bool = False) -> Run:
-        """Start the stream under the name in its configuration. The returned run closes its source, stages and outputs.
+        """Start the stream. Return its run, which closes source, stages and outputs at its end.
 
         Args:
             streams: the running streams, to which this stream is added.
@@ -315,7 +312,7 @@ def _recorder(config: StreamConfig, source: Source, media: MediaWriter, second: 
 
 
 def open_source_of(config: StreamConfig, check: CheckAddress | None = None) -> Source:
-    """Open the source of a stream. With `realtime` or `loop`, a file is played at its frame rate, like a camera.
+    """Open the source of a stream. With `realtime` or `loop`, a file behaves like a camera with the same frame rate.
 
     Args:
         config: configuration of the stream.

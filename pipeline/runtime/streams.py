@@ -49,8 +49,8 @@ class StreamStatus:
     Attributes:
         name: name of the stream.
         source: address or path of the source, without credentials.
-        state: `running` for a file; for a live source, the state of the source; `stuck` if the engine has returned no
-            result for 30 s; `waiting` for a worker; `ended` or `failed`.
+        state: `running` for a file; the state of the source for a live source; `stuck` if the engine has returned no
+            result for 30 s; `waiting` if no worker runs the stream; `ended`; `failed` after an error.
         reason: reason for an unhealthy state, otherwise None.
         live: whether the source is live.
         connections: number of times that a live source has connected.
@@ -79,7 +79,7 @@ class StreamStatus:
 
     @property
     def ok(self) -> bool:
-        """Whether the stream is healthy: it processes frames, or it is starting without an error so far."""
+        """Whether the stream is healthy: it is running, starting without an error, or has ended without an error."""
         return self.state in ("running", "live", "ended") or (self.state == "connecting" and self.reason is None)
 
 
@@ -120,7 +120,7 @@ def status_of(run: Run) -> StreamStatus:
 
 
 def unopened_status(config: ListedStream, state: Literal["failed", "waiting"], reason: str | None) -> StreamStatus:
-    """Return the status of a stream that is not open."""
+    """Return the status of a stream that could not be opened, or that waits for a worker."""
     source = redact(config.source)
     nothing = Stats().report({}, 0, {})
     return StreamStatus(config.name or source, source, state, reason, True, 0, None, nothing, None, config)

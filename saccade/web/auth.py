@@ -64,8 +64,8 @@ class HttpAuth:
     def _is_own_page(self, origin: str, host: str) -> bool:
         """Return whether a web page comes from this server.
 
-        Without a token, this is true only for an IP address or `localhost`, because other host names can resolve to any
-        machine (DNS rebinding).
+        A server without a token requires that the page's host is an IP address or `localhost`. This prevents DNS
+        rebinding.
         """
         if origin.partition("://")[2].lower() != host.lower():
             return False

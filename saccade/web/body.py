@@ -70,7 +70,7 @@ async def read_bytes(request: Request, limit: int, what: str) -> bytes:
 
 
 def _decompressed(body: bytearray, encoding: str, limit: int) -> bytearray:
-    """Decompress a request's body. Stops slightly above `limit` bytes, so that the caller can reject the body."""
+    """Decompress a request's body. A body above `limit` bytes is decompressed only in part; the caller rejects it."""
     if encoding not in ("gzip", "deflate"):
         raise ValueError
     unpacking = zlib.decompressobj(wbits=47)  # gzip or zlib, by its header

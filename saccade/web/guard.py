@@ -1,7 +1,7 @@
 """Checks each HTTP request before its handler runs: origin, token and route.
 
-The guard also sends errors as one line, adds CORS headers, and answers preflight and HEAD requests. Client input is
-never logged, because it may contain a token.
+The guard also sends one-line error messages, adds CORS headers, and answers preflight and HEAD requests. Client input
+is never logged, because it can contain a token.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ class Guard:
         self.auth.authorize(request)
 
     def known(self, error: Exception) -> HttpError | None:
-        """Convert an exception of a handler to an HTTP error. Return None if the exception is a bug."""
+        """Convert an expected exception of a handler to an HTTP error. Return None for other exceptions."""
         return None
 
     def error(self, request: Request, status: int, line: str, headers: Any) -> Response:
-        """Return the HTTP response for an error."""
+        """Return the HTTP response with a one-line error message."""
         return PlainTextResponse(f"{line}\n", status, headers)
 
     async def note(self, request: Request, route: BaseRoute | None, status: int) -> None:

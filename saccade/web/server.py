@@ -1,7 +1,7 @@
 """HTTP server for untrusted clients: limits the number of connections and closes idle ones.
 
-All HTTP servers of Saccade use this module. uvicorn handles HTTP on an event loop in a separate thread. Signals are
-handled by the command, not by uvicorn. Client input is never logged, because it may contain a token.
+All HTTP servers of Saccade use this module. uvicorn handles HTTP on an event loop in a separate thread. Client input is
+never logged, because it can contain a token.
 """
 
 from __future__ import annotations
@@ -172,8 +172,7 @@ class AppServer:
 class _Protocol(H11Protocol):
     """uvicorn's HTTP protocol with additional timeouts.
 
-    uvicorn has a timeout between requests only. This class adds a timeout for incomplete headers, and a timeout for a
-    body that the handler does not read.
+    The additional timeouts are for incomplete headers, and for a body that the handler does not read.
     """
 
     def __init__(
@@ -225,7 +224,7 @@ class _Protocol(H11Protocol):
 
     @property
     def unread(self) -> bool:
-        """Whether the client may still send a part of the request body."""
+        """Whether the client has not yet sent the complete request body."""
         return self.cycle is not None and self.cycle.more_body
 
     def _stop_waiting(self) -> None:
@@ -235,7 +234,7 @@ class _Protocol(H11Protocol):
 
 
 class _Lingering:
-    """A transport that closes only after the client has stopped sending. An earlier close can lose the response."""
+    """A transport that stays open while the client still sends a request body. Closing early can lose the response."""
 
     def __init__(self, transport: asyncio.Transport, protocol: _Protocol) -> None:
         self._transport = transport

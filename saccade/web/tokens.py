@@ -1,4 +1,4 @@
-"""Reads access tokens from a file or an environment variable. Command-line arguments are visible to other users."""
+"""Reads the access token of an HTTP server from a file or an environment variable."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ _MAX_BYTES = 4096
 def find_token(token: str | None, token_file: str | None, host: str) -> str | None:
     """Return the access token of a server: `token`, the content of `token_file`, or the variable SACCADE_TOKEN.
 
-    SACCADE_TOKEN is used only for a server that other machines can reach, because only such a server requires a token.
-    Return None if no token is set.
+    SACCADE_TOKEN is used only if other machines can reach the server. Return None if no token is set.
 
     Args:
         token: token from the settings.

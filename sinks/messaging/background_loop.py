@@ -70,14 +70,11 @@ class BackgroundLoop:
 
     @property
     def stopping(self) -> bool:
-        """Whether `close` was called, so that the coroutine must return."""
+        """Whether the coroutine must return soon, because `close` was called."""
         return self._stopping
 
     def check(self) -> None:
-        """Raise SinkError if the coroutine has failed.
-
-        A failure is a bug, because the coroutine handles all expected errors.
-        """
+        """Raise SinkError if the coroutine has ended with an unexpected error."""
         if self._error is not None:
             raise SinkError(f"{self._name} failed: {self._error!r}")
 
@@ -94,7 +91,7 @@ class BackgroundLoop:
         self._woken.clear()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for `seconds`. Only `close` ends the wait early."""
+        """Wait for a number of seconds, or until `close` is called."""
         end = self._loop.time() + seconds
         while not self._stopping and (left := end - self._loop.time()) > 0:
             await self.wait(left)

@@ -1,7 +1,4 @@
-"""Converts detections on single frames to events per label, with begin, update and end messages.
-
-The current time is an argument of each method.
-"""
+"""Converts detections on single frames to events per label, with begin, update and end messages."""
 
 from __future__ import annotations
 
@@ -104,13 +101,12 @@ class Change:
 class EventTracker:
     """Finds events in the detections of all streams. Not thread-safe.
 
-    The count of a label is the highest number of objects in one frame within the last `hold_s` seconds. Short detection
-    gaps therefore do not change the count. An event is open while the count is above 0. It is updated if the count
-    changes, or if the highest score rises by at least 0.05.
+    The count of a label is the highest number of objects on one frame in the last `hold_s` seconds. An event is open
+    while the count is above 0. It is updated if the count changes, or if the highest score rises by 0.05 or more.
 
     Args:
         hold_s: seconds for which an object is still counted after its last detection.
-        chance: returns random numbers from 0 to 1, used for event ids.
+        chance: returns random numbers from 0 to 1, for event IDs.
     """
 
     def __init__(self, hold_s: float = HOLD_S, chance: Callable[[], float] = random.random) -> None:
@@ -124,7 +120,7 @@ class EventTracker:
         Args:
             stream: name of the stream.
             at_s: time of the frame on the stream's monotonic clock, in seconds.
-            time: capture time of the frame in seconds, which becomes the start or end time of its events.
+            time: capture time of the frame in seconds, for the start and end times of events.
             observations: detected objects.
         """
         seen: dict[str, list[Observation]] = {}

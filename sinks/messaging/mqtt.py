@@ -179,7 +179,7 @@ class MqttSink:
         self._loop.wake()
 
     def close(self) -> None:
-        """Publish all streams as ended and offline, then disconnect within seconds. A second call does nothing."""
+        """Publish the end of all streams, then disconnect within a few seconds. A second call does nothing."""
         with self._lock:
             closed, self._closed = self._closed, True
             if not closed:

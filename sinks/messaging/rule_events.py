@@ -23,7 +23,7 @@ def frigate_message(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict
 
 
 def _frigate_fields(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an event's record with field names as in Frigate."""
+    """Return the record of an event with Frigate's field names."""
     box = event["box"] and [round(value) for value in event["box"]]
     width, height = (box[2] - box[0], box[3] - box[1]) if box else (0, 0)
     return {

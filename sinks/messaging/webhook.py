@@ -107,7 +107,7 @@ class WebhookSink:
 
     @property
     def dropped(self) -> int:
-        """Number of dropped webhook messages: queue full, too old, or rejected by the server."""
+        """Number of webhook messages that were dropped from the full queue, too old, or rejected by the server."""
         with self._lock:
             return self._outbox.dropped + self._undelivered
 
@@ -148,7 +148,7 @@ class WebhookSink:
         self._loop.wake()
 
     def write_event(self, event: Mapping[str, Any]) -> None:
-        """Queue a rule's event, and its snapshot if requested. Does nothing if the webhook posts no events."""
+        """Queue an event of a rule, or the snapshot of an event, if the webhook is configured to post it."""
         if self._send not in ("events", "rules"):
             return
         if event["type"] in CHANGES:
@@ -168,7 +168,7 @@ class WebhookSink:
         self._loop.wake()
 
     def end(self, stream: str) -> None:
-        """Queue an end message for each open event of a stream that has ended."""
+        """End all open events of a stream that has ended, and queue their `end` messages."""
         with self._lock:
             self._end(stream)
         self._loop.wake()
@@ -317,7 +317,7 @@ class WebhookSink:
 
 
 def _why(error: BaseException) -> str:
-    """Return why a connection failed, without the server's address."""
+    """Return the reason of a connection error, without the address of the server, which can contain secrets."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, BaseExceptionGroup):

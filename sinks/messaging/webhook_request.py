@@ -66,9 +66,9 @@ class WebhookRequest:
         """Return the HTTP headers of one attempt to post a message.
 
         Args:
-            identity: id of the message, the same for every attempt; the receiver may ignore a repeated id.
+            identity: ID of the message, the same for every attempt. Receivers can ignore a repeated ID.
             body: body of the request.
-            now_s: Unix time in seconds; the receiver may reject old messages to prevent replay attacks.
+            now_s: Unix time in seconds. Receivers can reject old messages to prevent replay attacks.
         """
         headers = {"Idempotency-Key": identity, "webhook-id": identity, "webhook-timestamp": str(now_s)}
         if self.key is not None:

@@ -120,7 +120,7 @@ def _rounded(x1: float, y1: float, x2: float, y2: float, radius: float) -> NDArr
 
 
 def draw_outlines(canvas: NDArray[np.uint8], outlines: Iterable[Outline]) -> None:
-    """Draw the outlines of objects, without labels, into an image (height, width, 3) uint8 RGB."""
+    """Draw the segmentation masks of objects, without labels, into an image (height, width, 3) uint8 RGB."""
     scale = scale_of(canvas.shape[1], canvas.shape[0])
     for outline in outlines:
         _draw_outline(canvas, outline, color_of(outline.label), scale)
@@ -170,7 +170,7 @@ def _to_spare(box: Box, width: int, height: int, *, whole: bool) -> Rect:
 def _label_box(
     canvas: NDArray[np.uint8], box: Box, scale: float, taken: list[Rect], spared: list[Rect], *, small: bool
 ) -> None:
-    """Draw the longest label of an object that fits next to other labels. A small object may get no label."""
+    """Draw the longest label of an object that does not overlap other labels. A small object can stay unlabeled."""
     height, width = canvas.shape[:2]
     x1, y1, x2, y2 = (round(v) for v in box.pixels(width, height))
     gap = round((LINE_PX / 2 + CASING_PX) * scale)

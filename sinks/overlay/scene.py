@@ -1,7 +1,6 @@
 """Zones and counting lines with their counts, and trails of tracks: data classes and drawing functions.
 
-Pipeline stages store these objects in `Result.extras`. Coordinates are fractions of the image's width and height. Zones
-and lines are drawn below boxes; their labels are drawn on top.
+Pipeline stages store these objects in `Result.extras`. Coordinates are fractions of the image's width and height.
 """
 
 from __future__ import annotations
@@ -131,7 +130,7 @@ class Trail:
 
 
 def draw_scene(canvas: NDArray[np.uint8], result: Result, scale: float) -> None:
-    """Draw the zones, lines and trails of a result into an image. Draw the boxes afterwards."""
+    """Draw the zones, counting lines and trails of a result into an image, before the boxes are drawn."""
     height, width = canvas.shape[:2]
     for zone in _of(result, Zone):
         _draw_zone(canvas, _pixels(zone.corners, width, height), color_of(zone.name), scale, full=zone.inside > 0)
@@ -197,7 +196,7 @@ def _pixels(points: Sequence[Point], width: int, height: int) -> tuple[Point, ..
 
 
 def _normal(x1: float, y1: float, x2: float, y2: float) -> Point:
-    """Return the unit normal to the right of the line from the first point (x1, y1) to the second (x2, y2)."""
+    """Return the unit normal of the line from (x1, y1) to (x2, y2), on the right side of this direction."""
     length = math.hypot(x2 - x1, y2 - y1) or 1.0
     return -(y2 - y1) / length, (x2 - x1) / length
 
@@ -213,7 +212,7 @@ def _draw_zone(canvas: NDArray[np.uint8], corners: tuple[Point, ...], color: Rgb
 
 @lru_cache(maxsize=256)
 def _dashes(corners: tuple[Point, ...], dash: float, gap: float) -> tuple[NDArray[np.int32], ...]:
-    """Split each side of an outline into at most 200 dashes. Each corner is part of a dash."""
+    """Split the sides of a polygon into dashes, for a dashed line. `dash` and `gap` are lengths in pixels."""
     pieces = []
     for (x1, y1), (x2, y2) in zip(corners, (*corners[1:], corners[0]), strict=True):
         length = math.hypot(x2 - x1, y2 - y1)
@@ -248,7 +247,7 @@ def _draw_line(canvas: NDArray[np.uint8], start: Point, end: Point, color: Rgb, 
 
 
 def _draw_trail(canvas: NDArray[np.uint8], points: tuple[Point, ...], color: Rgb, scale: float) -> None:
-    """Draw a track's trail. Older parts are thinner."""
+    """Draw the trail of a tracked object: its past positions as a line that is thinner for older positions."""
     if len(points) < 2:
         return
     line = max(1.0, LINE_PX * scale)

@@ -1,4 +1,4 @@
-"""Text on images: labels, notes and answers. Each text is rendered once and cached."""
+"""Renders labels, notes and answers as bitmaps, and blends the bitmaps into images. Bitmaps are cached."""
 
 from __future__ import annotations
 
@@ -85,7 +85,10 @@ def best_place(
 
 
 def paste(canvas: NDArray[np.uint8], bitmap: Bitmap, x: int, y: int) -> Rect:
-    """Blend a rendered text into the image, moved if needed to be fully visible. Return its rectangle in pixels."""
+    """Blend a rendered text into an image at (x, y), or shifted if part of it would lie outside the image.
+
+    Return the rectangle of the text in pixels.
+    """
     height, width = canvas.shape[:2]
     x = max(0, min(x, width - bitmap.width))
     y = max(0, min(y, height - bitmap.height))
@@ -108,13 +111,13 @@ def label(wording: str, color: Rgb, font_px: int) -> Bitmap:
 
 @lru_cache(maxsize=64)
 def note(wording: str, font_px: int) -> Bitmap:
-    """Render a note, such as the latency: light text on a dark, translucent background."""
+    """Render light text on a dark, translucent background, for example for the latency."""
     return _render(((wording, PAPER),), INK, _OPACITY, font_px)
 
 
 @lru_cache(maxsize=16)
 def panel(texts: tuple[Text, ...], font_px: int, width: int) -> Bitmap:
-    """Render questions with their answers, wrapped to `width` pixels and cut after `_TEXT_LINES` lines."""
+    """Render the answers of the model, each after its question. Lines are wrapped at a width in pixels."""
     room = width - 2 * round(font_px * 0.6)
     lines: list[tuple[str, Rgb]] = []
     for text in texts:
@@ -165,8 +168,7 @@ def _render(lines: tuple[tuple[str, Rgb], ...], background: Rgb, opacity: float,
 def _rounded_plate(width: int, height: int, radius: float) -> NDArray[np.float32]:
     """Return an antialiased alpha mask of a rectangle with round corners.
 
-    The mask is (height, width, 1) float32 from 0 to 1. It is computed from the distance to the edge, because Pillow's
-    round corners are not antialiased.
+    The mask is (height, width, 1) float32 from 0 to 1. Pillow's round corners are not antialiased.
     """
     x = np.abs(np.arange(width, dtype=np.float32) + 0.5 - width / 2) - (width / 2 - radius)
     y = np.abs(np.arange(height, dtype=np.float32) + 0.5 - height / 2) - (height / 2 - radius)

@@ -45,7 +45,7 @@ class ArchiveError(Exception):
 
 @dataclass(slots=True, frozen=True)
 class Fragment:
-    """A fragment of an MP4: its byte range in the file, its start time in the file and its duration, in seconds."""
+    """A fragment of an MP4: its byte range in the file, and its start time and duration in seconds."""
 
     offset: int
     size: int
@@ -60,12 +60,12 @@ class RecordedFile:
 
     Attributes:
         path: path of the file.
-        began: Unix time of its first frame, in seconds.
+        began: Unix time of the first frame, in seconds.
         number: sequence number of the file within its stream.
         after: reason for a gap before the file; None if there is no gap.
         form: video format. Files with the same format can be joined into one MP4.
-        head: bytes before the first fragment (MP4 initialization segment).
-        fragments: complete fragments in the order of time.
+        head: MP4 initialization segment: the bytes before the first fragment.
+        fragments: complete fragments, oldest first.
     """
 
     path: Path
@@ -102,12 +102,12 @@ class RecordedFile:
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """A byte range of a recorded file that starts at a keyframe. Players must first load the header of the file.
+    """An HLS segment: a byte range of a recorded file that starts at a keyframe.
 
     Attributes:
-        file: recorded file that contains the part.
+        file: recorded file that contains the segment.
         offset, size: byte range in the file.
-        start, duration: time range in the file, in seconds.
+        start, duration: start time relative to the start of the file, and duration, in seconds.
     """
 
     file: RecordedFile
@@ -152,7 +152,7 @@ class Archive:
             return max((one.number for _, one in self._known.values()), default=0)
 
     def files(self, since: float, until: float) -> list[RecordedFile]:
-        """Return the files recorded between two Unix times in seconds, in the order of recording."""
+        """Return the files that were recorded between two Unix times in seconds, oldest first."""
         with self._lock:
             self._read_heads()
             near = [path for path, (_, one) in self._known.items() if since - _LONGEST_FILE_S < one.began < until]
@@ -188,7 +188,7 @@ class Archive:
         return spans
 
     def _times(self, since: float, until: float) -> list[tuple[RecordedFile, float]]:
-        """Return the files that may overlap a time range, sorted by time, each with its end (Unix time in seconds)."""
+        """Return the files that can overlap a time range, oldest first, each with its end as Unix time in seconds."""
         with self._lock:
             self._read_heads()
             near = [one for _, one in self._known.values() if since - _LONGEST_FILE_S < one.began < until]
@@ -269,7 +269,7 @@ class Archive:
         return "\n".join([*head, *lines, *(["#EXT-X-ENDLIST"] if ended else []), ""])
 
     def _read_heads(self) -> None:
-        """Add new files of the recording to the index in memory, and remove deleted ones."""
+        """Update the index in memory: add new files of the recording, and remove deleted files."""
         known, self._known = self._known, {}
         for path in self._place.files():
             try:
@@ -347,7 +347,7 @@ def parts_of(file: RecordedFile) -> Iterator[Part]:
 
 
 class _Parts:
-    """A file object that reads the header and some fragments of a recorded file as if they were one file."""
+    """A file object that concatenates the header and some fragments of a recorded MP4, without copying the file."""
 
     def __init__(self, one: RecordedFile) -> None:
         self._file = one.path.open("rb")

@@ -35,7 +35,7 @@ class TimedPacket:
 
 
 class FragmentCutter:
-    """Groups the video packets of one file into fragments. The first packet must be a keyframe; its time becomes 0."""
+    """Groups the video packets of one file into fragments. The first packet must be a keyframe, and gets time 0."""
 
     def __init__(self) -> None:
         self._group: list[CodedPacket] = []

@@ -35,9 +35,9 @@ class RecordingPlace:
         """Parse the location of a recording, with its options.
 
         Args:
-            text: the text that the user typed: a folder, or a path with `{stream}` and time placeholders that ends in
-                .mp4; then options such as `?segment=10m`.
-            stream: name of the stream, which must be safe in a path.
+            text: a folder, or a path that ends in .mp4 and can contain `{stream}` and time placeholders. Both can be
+                followed by options such as `?segment=10m`.
+            stream: name of the stream. It must be a valid file name.
 
         Raises:
             SinkError: if the path or an option is invalid.

@@ -1,7 +1,7 @@
 """Records the encoded packets of one stream, in a separate thread.
 
-The analysis of frames never waits for the disk. If the disk is too slow, packets up to the next keyframe are dropped,
-counted and logged once. If the disk is full, recording is retried.
+Recording does not delay the analysis of frames. If the disk is too slow, all packets until the next keyframe are
+dropped. If the disk is full, recording is retried.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class _OpenFile:
 class PacketRecorder:
     """Records the encoded packets of one stream to MP4 files, from construction until `close`. `take` is thread-safe.
 
-    A file starts at a keyframe. A new file starts after the segment's length, after a gap, after a timestamp jump, and
-    when the codec, the parameter sets or the audio format change.
+    Each file starts at a keyframe. A new file starts when the file is long enough, after a gap, after a change of the
+    system time, and after a change of the codec, its parameter sets or the audio format.
 
     Args:
         stream: name of the stream.

@@ -54,11 +54,11 @@ class AudioWriter:
         self._off = 0.0  # mean offset of the recent pieces from the times that they were given
 
     def fits(self, packet: AudioPacket) -> bool:
-        """Return whether a packet has the audio format of this writer."""
+        """Return whether a packet has the audio format of the first packet."""
         return form_of(packet) == self._form
 
     def push(self, packet: AudioPacket) -> None:
-        """Add an audio packet, which must have the format of this writer."""
+        """Add an audio packet. Its audio format must be the format of the first packet."""
         time = packet.pts * self.track.rate // VIDEO_SCALE
         if self._coder is None:
             self._place(time, packet.samples, packet.data)
@@ -74,7 +74,7 @@ class AudioWriter:
             until: end of the fragment, counted from `origin`, in the same units.
 
         Returns:
-            The time of the first sample in the file, in track units, and the samples.
+            The start time of the first sample, in units of the track, and the samples.
         """
         begin, limit = (time * self.track.rate // VIDEO_SCALE for time in (origin, origin + until))
         taken: list[tuple[int, int, bytes]] = []
@@ -113,7 +113,7 @@ class AudioWriter:
 
 
 def form_of(packet: AudioPacket) -> tuple[object, ...]:
-    """Return a packet's audio format: codec, configuration, sample rate and channels. A file has only one format."""
+    """Return the audio format of a packet: codec, configuration, sample rate and channels."""
     return packet.codec, packet.config, packet.rate, packet.channels
 
 

@@ -97,7 +97,7 @@ class AudioCopy:
 
         Args:
             time_s: the time in seconds on the source's clock.
-            shift_s: seconds to subtract from all timestamps, as for the video.
+            shift_s: seconds to subtract from the timestamps of the audio. The video has the same shift.
         """
         while (sound := self._next) is not None and sound.time_s < time_s:
             self._next = next(self._sounds, None)

@@ -41,7 +41,7 @@ class View:
         drawn: whether the overlay is drawn.
         codec: video codec, "H264" or "VP8".
         width: width in pixels of a smaller video; None for the stream's own width.
-        halvings: how many times the maximum bit rate is divided by 2, for a viewer with a slow connection.
+        halvings: how many times the bit rate is halved, for a viewer with a slow connection.
     """
 
     drawn: bool = True
@@ -126,7 +126,7 @@ class Viewer:
         """Change the bit rate of the video for this viewer. The viewer's next frame is a keyframe.
 
         Args:
-            halvings: how many times the maximum bit rate is divided by 2, such as 1 for half the bit rate.
+            halvings: how many times the full bit rate is halved, such as 1 for half the full bit rate.
         """
         if self._stream.leave(self._view, self):
             self._view = replace(self._view, halvings=halvings)
@@ -156,7 +156,7 @@ class Viewer:
 
 
 class _Rendition:
-    """One encoder and the viewers that receive its output."""
+    """A video encoder and the viewers that receive its encoded frames."""
 
     def __init__(self, view: View) -> None:
         self.viewers: tuple[Viewer, ...] = ()  # replaced, never changed: frames go out while viewers join and leave
@@ -244,8 +244,7 @@ class _Stream:
 class BroadcastSink:
     """Encodes live video of all streams that have viewers. Several streams may share one sink.
 
-    Drawing and encoding run in the thread that calls `write`. The queue in front of the sink should keep only the
-    newest frame.
+    `write` draws and encodes in the calling thread, so the sink needs a queue that keeps only the newest frame.
     """
 
     shared: ClassVar[bool] = True
@@ -256,7 +255,7 @@ class BroadcastSink:
 
     @property
     def streams(self) -> list[str]:
-        """Return the names of the streams that can be viewed."""
+        """Return the names of the streams that viewers can join."""
         with self._lock:
             return list(self._streams)
 

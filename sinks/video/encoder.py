@@ -119,7 +119,7 @@ def _note_failure(name: str, error: Exception) -> None:
 
 
 def _set_colors(context: Any) -> None:
-    """Store the colour space in the stream. Without it, players guess the colour space from the image size."""
+    """Declare the colour space BT.709 in the video. Players otherwise guess a colour space from the image size."""
     # BT.709 has the same number in all three lists.
     context.colorspace = context.color_primaries = context.color_trc = Colorspace.ITU709
     context.color_range = ColorRange.MPEG
@@ -165,7 +165,7 @@ def even(image: RgbImage) -> RgbImage:
 
 
 def try_encoder(name: str) -> None:
-    """Test an encoder by encoding a small image. FFmpeg lists GPU encoders even without a GPU.
+    """Test whether an encoder works, by encoding a small image.
 
     Raises:
         FFmpegError, ValueError: if the encoder does not work.
@@ -223,7 +223,7 @@ class Mp4Encoder:
         self._last = -1  # on the encoder's clock
 
     def add_stream(self, container: OutputContainer) -> av.VideoStream:
-        """Add a video stream for this encoder's packets to a container."""
+        """Add a video stream for the encoded packets to a media container."""
         stream: av.VideoStream = container.add_stream_from_template(self._stream)
         return stream
 
@@ -301,7 +301,7 @@ class LiveEncoder:
 
     Args:
         codec: codec of the stream.
-        halvings: how many times the maximum bit rate is divided by 2.
+        halvings: how many times the bit rate is halved, such as 0 for the full bit rate.
     """
 
     def __init__(self, codec: Codec, halvings: int = 0) -> None:

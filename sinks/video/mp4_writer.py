@@ -94,7 +94,7 @@ class Mp4Writer:
 
     @property
     def unfinished(self) -> int:
-        """Number of frames after the last complete fragment. A write error would lose these frames."""
+        """Number of written frames that are not in a complete fragment yet. A write error would lose these frames."""
         return self._unfinished
 
     def moved(self) -> bool:
@@ -202,7 +202,7 @@ class Mp4Writer:
             self._file.publish()
 
     def _fit(self, image: RgbImage, pixel_aspect: Fraction) -> RgbImage:
-        """Scale the image to the size and pixel aspect of the MP4, as set by its first frame."""
+        """Scale an image to the size and the pixel aspect ratio of the MP4's first frame."""
         height, width = image.shape[:2]
         alike = pixel_aspect == self._pixel_aspect
         if (height, width) == (self._height, self._width) and alike:
@@ -260,9 +260,7 @@ def open_mp4(file: PartFile | str, timescale: int) -> OutputContainer:
 
 
 class OpenMp4:
-    """The MP4 file that a sink is writing: opens it, writes frames, and closes it, also after a write error.
-
-    Consecutive files of the same format share an encoder.
+    """Writes consecutive MP4 files for a sink, one open file at a time. Files of the same format share an encoder.
 
     Args:
         rate: approximate frames per second of the source; also sets the duration of the last frame.

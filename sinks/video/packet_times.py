@@ -83,7 +83,7 @@ class PacketTimes:
         return Times(shown, decoded, lasts)
 
     def _units(self, value: int | None, base: Fraction | None) -> int | None:
-        """Convert a timestamp to units of the output stream; return None if the timestamp is missing or impossible."""
+        """Convert a timestamp to units of the output stream; None for a timestamp that is missing or out of range."""
         if value is None or base is None or base <= 0:
             return None
         units = round(value * base / self.base)

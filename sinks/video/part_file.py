@@ -147,7 +147,7 @@ class PartFile:
             os.ftruncate(self._file.fileno(), undo[0][0])
 
     def _walk(self) -> None:
-        """Find the end of the last complete fragment in the file."""
+        """Determine the byte offset at which the last complete fragment of the file ends."""
         descriptor = self._file.fileno()
         size = os.fstat(descriptor).st_size
         while len(head := os.pread(descriptor, 8, self._walked)) == 8:

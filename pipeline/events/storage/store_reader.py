@@ -139,7 +139,7 @@ class EventQuery:
         The statement selects the columns `record` and `stored_at`.
 
         Args:
-            first_row: lowest row ID that a matching event can have, to limit the search; None if unknown.
+            first_row: lowest row ID of a matching event, to limit the search; None if unknown.
         """
         where: list[str] = []
         values: list[object] = []
@@ -173,10 +173,7 @@ class EventQuery:
         ]
 
     def _match(self) -> str:
-        """Return the search expression for the full-text index.
-
-        Words are quoted, so that their characters have no special meaning in the expression.
-        """
+        """Return the full-text search expression of SQLite for this query. Special characters in words are escaped."""
         parts = []
         for column, value in (
             ("stream", self.stream),
@@ -235,7 +232,7 @@ def finite(text: str, complaint: str) -> float:
 
     Args:
         text: text to parse.
-        complaint: error message if the text is not a finite number.
+        complaint: message of the ValueError.
 
     Raises:
         ValueError: if the text is not a finite number.
@@ -254,8 +251,7 @@ class StoreError(Exception):
 
     Args:
         message: the message.
-        disk: True if the disk caused the error, False if the request did. After a disk error, Saccade can run without a
-            store.
+        disk: whether the database or the disk caused the error. If False, the request caused it.
     """
 
     def __init__(self, message: str, *, disk: bool = False) -> None:
@@ -326,7 +322,7 @@ class EventReader:
         return walk_pages(lambda query: self.page(query, 1), query)
 
     def get(self, event: str) -> dict[str, Any] | None:
-        """Return the record of an event with the paths of its tracks. Return None if the event ID is unknown."""
+        """Return the record of an event, including the paths of its tracked objects; None for an unknown event ID."""
         with self._reading() as db:
             found = db.execute("SELECT record FROM events WHERE id = ?", (event,)).fetchone()
             if found is None:
@@ -343,7 +339,7 @@ class EventReader:
             return record
 
     def verdicts(self, stream: str | None = None) -> list[Verdict]:
-        """Return the false-alarm marks of one stream or of all streams, oldest first."""
+        """Return the events that users marked as false alarms, of one stream or of all streams, oldest first."""
         where, values = ("", ()) if stream is None else (" WHERE stream = ?", (stream,))
         with self._reading() as db:
             rows = db.execute(
@@ -419,10 +415,7 @@ class EventReader:
                 self._readers.put((generation, db))
 
     def _found_unreadable(self, error: sqlite3.Error, generation: int) -> None:
-        """Called if the database cannot be read.
-
-        Does nothing here, because only the writing process can repair the database.
-        """
+        """Hook for subclasses that can repair a database, called if the database cannot be read."""
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self._path, timeout=LONG_S, check_same_thread=False)
