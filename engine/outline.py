@@ -192,7 +192,7 @@ def write_path(polygons: Sequence[Polygon], digits: int = 3) -> tuple[str, tuple
 
 
 def draw(mask: Mask, smallest: float = 0.0) -> tuple[str, tuple[float, float, float, float]]:
-    """Trace a mask. Return simplified SVG path data, and the box (x1, y1, x2, y2) as fractions of the mask's size.
+    """Trace the contours of a mask. Return simplified SVG path data and the normalized box (x1, y1, x2, y2).
 
     Args:
         mask: (height, width).

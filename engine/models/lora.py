@@ -239,7 +239,7 @@ class AdapterBank:
         return self._text
 
     def rows(self, slots: torch.Tensor) -> AdaptedRows:
-        """Return an object that adds LoRA terms to module outputs. `slots` (rows,) int: adapter slot of each row."""
+        """Return the LoRA adapters of a batch. `slots` (rows,) int is the adapter slot of each row."""
         return AdaptedRows(self._layers, self._others(slots))
 
     def _others(self, slots: torch.Tensor) -> torch.Tensor:

@@ -235,7 +235,7 @@ class CudaStream:
         self._timer = None if watcher is None else _CudaTimer(self.stream, watcher)
 
     def settle(self, *, wait: bool = False) -> None:
-        """Report finished work to the watcher. If `wait` is True, first wait for all submitted work."""
+        """Report the times of finished work to the watcher. If `wait` is True, first wait for all submitted work."""
         timer = self._timer
         if timer is not None:
             timer.settle(wait=wait)

@@ -385,7 +385,7 @@ class StepLoop(Generic[ImageT]):
 
     @property
     def _has_landed(self) -> bool:
-        """Return whether the oldest launched step has run, so that its results can be read."""
+        """Return whether the oldest launched step has run. Its results can then be read."""
         try:
             return bool(self.flights) and self._executor.has_run(self.flights[0].slot)
         except Exception:  # `read` raises it again

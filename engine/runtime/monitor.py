@@ -275,7 +275,7 @@ class Monitor:
         return _NOTHING if self.trace is None else self.span("wait", self._part("wait", step))
 
     def span(self, name: str, doing: StepPart | None = None) -> AbstractContextManager[object]:
-        """Return a context manager that records its `with` block as a span on the host's track of the trace."""
+        """Return a context manager that records its `with` block as a span in the host track of the trace."""
         return _NOTHING if self.trace is None else _host_span(self.trace, name, {} if doing is None else doing.args)
 
     def sample(self, scheduler: Scheduler[Any], flying: Iterable[Step[Any]]) -> None:

@@ -74,7 +74,7 @@ class Stream(Protocol):
         ...
 
     def settle(self, *, wait: bool = False) -> None:
-        """Report finished work to the watcher. If `wait` is True, first wait for all submitted work. Thread-safe."""
+        """Report the times of finished work. If `wait` is True, first wait for all submitted work. Thread-safe."""
         ...
 
     def close(self) -> None:

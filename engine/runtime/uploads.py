@@ -330,7 +330,7 @@ class CudaUploads:
 
 
 class Lease:
-    """Exclusive use of a buffer. The buffer is returned when this object is freed."""
+    """Lease of an upload buffer. The buffer is returned when this object is freed."""
 
     __slots__ = ("_free", "number")
 

@@ -1,6 +1,6 @@
 """Text decoder of Moondream.
 
-In each block, attention and MLP are computed in parallel from the same normed input. RoPE rotates a part of each head.
+In each block, attention and MLP are computed from the same normalized input. RoPE rotates a part of each head.
 Attention is bidirectional in the image prefix. Moondream 3 adds an attention temperature and a mixture of experts.
 
 `run_blocks` defines the sequence of operations for all backends. `TextDecoder` implements the operations with PyTorch
@@ -249,7 +249,7 @@ def join(block: Block) -> Joined:
 
 
 def share(block: Block, into: torch.Tensor, out: torch.Tensor) -> None:
-    """Make the weights of a decoder block's modules views of the block's concatenated matrices, to save memory.
+    """Replace the weights of a decoder block's modules by views of the concatenated matrices, to save memory.
 
     Args:
         block: the decoder block, modified in place.

@@ -138,7 +138,7 @@ class Csp(nn.Module):
         self.final = ConvAct(_WIDTH, _WIDTH)
 
     def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        """Map two feature maps (N, 96, H, W) to one map of the same shape."""
+        """Merge two feature maps (N, 96, H, W) into one feature map of the same shape."""
         x = torch.cat([first, second], dim=1)
         return self.final(torch.cat([self.pw2(self.dw(self.pw1(self.main(x)))), self.short(x)], dim=1))  # type: ignore[no-any-return]
 
