@@ -88,7 +88,7 @@ class Source(ABC):
 
     @property
     def corrupt_packets(self) -> int:
-        """Number of damaged packets or frames that the current iteration has skipped."""
+        """Number of damaged packets or frames that were skipped since the iteration began."""
         return self._corrupt
 
     @abstractmethod

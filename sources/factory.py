@@ -136,7 +136,7 @@ def check_source(target: str) -> None:
 
 
 def _check_path(path: Path) -> None:
-    """Raise SourceError if the path is too long, or looks like a URL without scheme. The message hides passwords."""
+    """Raise SourceError if the path is unreadable, or if it is a URL without scheme. The message omits passwords."""
     try:
         if path.exists():
             return
@@ -186,7 +186,7 @@ class _LiveSettings:
     def open_onvif(
         self, device: OnvifAddress, name: str, largest: bool, closed: threading.Event, gpu: int | None, taps: Taps
     ) -> LiveConnection:
-        """Connect to an ONVIF device's RTSP stream. Ask for the stream URI each time, because it may change."""
+        """Connect to the RTSP stream of an ONVIF device. The stream URI may change, so it is requested each time."""
         from saccade.sources.onvif.device import best_profile, checked_address, largest_profile, read_profiles
 
         address = checked_address(device, Dialer(closed, self.tls, self.check))

@@ -224,8 +224,7 @@ class FileSource(Source):
     def _container(self) -> Iterator[InputContainer]:
         """Open the file and its decoder. A looped file reuses the decoder of the last iteration.
 
-        Creating a GPU decoder takes tens of milliseconds. Without reuse, 64 looped clips of 8 s would create eight
-        decoders per second.
+        Creating a GPU decoder takes tens of milliseconds.
         """
         container, self._kept = self._kept, None
         if container is None:
@@ -363,9 +362,9 @@ def _cut_off(stream: av.VideoStream, path: Path) -> int:
 def _from_key_frame(
     packets: Iterable[av.Packet[av.VideoStream]], first_pts: int
 ) -> Iterator[av.Packet[av.VideoStream]]:
-    """Yield the packets from the last keyframe at or before `first_pts`.
+    """Yield the packets from the last keyframe at or before the timestamp `first_pts`.
 
-    Used for files whose timestamps may jump, because such files cannot be searched by time.
+    Used for files whose timestamps may jump. Such files do not support seeking by timestamp.
     """
     held: list[av.Packet[av.VideoStream]] = []
     size = 0
@@ -402,7 +401,7 @@ def _origin(start_time: int | None, first: int | None, base: Fraction) -> int:
 
     Args:
         start_time: start time in the container's header, or None.
-        first: timestamp of the first frame, or None. Used if `start_time` is None, or contradicts `first`.
+        first: timestamp of the first frame, or None. It replaces a missing or implausible `start_time`.
         base: seconds per unit of the timestamps.
     """
     if start_time is None or (first is not None and not 0 <= (first - start_time) * base <= _DAMAGED_S):

@@ -64,8 +64,7 @@ class Frame:
     def deferred(cls, convert: Callable[[], RgbImage], **others: Any) -> Self:
         """Create a frame whose image is converted to RGB when `image` is first read.
 
-        A frame that a queue drops is therefore never converted. Converting a 4K frame costs about as much CPU time as
-        decoding it.
+        This saves CPU time, because dropped frames are never converted.
 
         Args:
             convert: function that returns the image, the same array on each call. May be called in any thread.
@@ -78,7 +77,7 @@ class Frame:
     def changed(self, **changes: Any) -> Self:
         """Return a copy of the frame with changed attributes, or the frame itself if nothing changes.
 
-        A deferred image stays deferred.
+        An image that is not yet converted to RGB stays unconverted.
         """
         if "image" not in changes and all(getattr(self, name) == value for name, value in changes.items()):
             return self
@@ -92,7 +91,7 @@ class Frame:
     if not TYPE_CHECKING:  # a type checker would believe that a frame has every attribute
 
         def __getattr__(self, name: str) -> RgbImage:
-            """Convert the image to RGB when it is first read. Python calls this only for attributes without a value."""
+            """Convert the image to RGB on first access. Python calls `__getattr__` only for unset attributes."""
             if name != "image" or self.convert is None:
                 raise AttributeError(f"a frame has no attribute {name!r}", name=name, obj=self)
             object.__setattr__(self, "image", self.convert())

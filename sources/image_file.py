@@ -197,10 +197,10 @@ def read_image(data: bytes, max_pixels: int = MAX_PIXELS) -> RgbImage:
 
 
 def is_motion_jpeg(file: BinaryIO) -> bool:
-    """Return whether a JPEG file is Motion JPEG, that is, whether a second JPEG of the same size follows.
+    """Return whether a JPEG file is Motion JPEG: a video of two or more JPEG images of the same size.
 
-    A phone's photo is not Motion JPEG, although its file may contain more JPEGs: a smaller gain map (HDR), or images
-    that a Multi-Picture Format index (MPF) lists.
+    A phone's photo may also contain several JPEG images: a smaller gain map (HDR), or images listed in a Multi-Picture
+    Format index (MPF). Such a photo is not Motion JPEG.
     """
     try:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -20,7 +20,7 @@ from saccade.sources.planes import YuvPlanes, planes_of
 
 @dataclass(slots=True, frozen=True)
 class Orientation:
-    """How to make a frame upright: whether to transpose it, then along which axes to mirror it."""
+    """Operations that make a frame upright: first an optional transpose, then optional mirroring along each axis."""
 
     transpose: bool = False
     mirror_x: bool = False
@@ -85,7 +85,7 @@ class RgbConverter:
         self._lock = threading.Lock()
 
     def later(self, frame: av.VideoFrame, orientation: Orientation | None = None) -> DecodedImage:
-        """Return a function object that converts the frame to RGB on its first call.
+        """Return an object that converts the frame to RGB when it is called.
 
         Args:
             frame: the decoded frame.
@@ -119,7 +119,7 @@ class RgbConverter:
 
 
 class DecodedImage:
-    """A decoded frame. A call returns it as an upright RGB image, which is converted once, by the first call.
+    """A decoded frame that is converted to an upright RGB image when it is called. The image is cached.
 
     Attributes:
         size: (width, height) of the image in pixels.

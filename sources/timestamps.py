@@ -16,11 +16,9 @@ _LIMIT = 2**62  # timestamps beyond are garbage, and adding to them would leave 
 class InputClock:
     """Removes jumps from the timestamps of a media file, with the same correction for all streams of the file.
 
-    - A jump is a decrease by more than 1 s, or an increase by more than 10 s. If timestamps of the format cannot jump,
-      the increase must exceed a day.
-    - The first stream that jumps continues at its previous time. The necessary correction (shift) is stored.
-    - Each other stream gets the same shift when it jumps, so that audio and video stay together. Packets from
-      before the jump that are stored after it keep the old shift.
+    - A jump is a decrease by more than 1 s, or an increase by more than 10 s (a day for formats without jumps).
+    - The first stream that jumps is shifted to continue at its previous time. Other streams get the same shift when
+      they jump, so that audio and video stay synchronous.
     - An increase after which a stream's timestamps match the other streams is a pause, not a jump.
     - A timestamp far from those of the previous and the next packet is treated as missing.
 
@@ -50,10 +48,10 @@ class InputClock:
 
 
 class StreamClock:
-    """Continuous clock of one stream, created by `InputClock.stream`. Packets must come in the file's order.
+    """Makes the timestamps of one stream continuous. Packets must come in the file's order.
 
     Attributes:
-        shift: correction that was added to the last packet's timestamps, in timestamp units.
+        shift: number that was added to the last packet's timestamps to remove jumps, in timestamp units.
     """
 
     __slots__ = (
@@ -87,7 +85,7 @@ class StreamClock:
 
     @property
     def end_s(self) -> Fraction | None:
-        """End of the latest packet in seconds; None before the first packet."""
+        """End time of the latest packet in seconds, after removal of jumps; None if unknown."""
         return None if self._end is None else self._end * self._base
 
     def place(
@@ -133,11 +131,11 @@ class StreamClock:
         return _plausible(None if pts is None else pts + self.shift), None if dts is None else placed
 
     def _follow(self, time: int, ahead: int) -> None:
-        """Set the timestamp correction (shift) for a packet whose timestamp has jumped.
+        """Set the shift of the stream for a packet whose timestamp has jumped.
 
         Args:
             time: the packet's timestamp.
-            ahead: length of the jump in timestamp units; negative for a decrease.
+            ahead: increase over the expected timestamp, in timestamp units; negative for a decrease.
         """
         assert self._end is not None
         others = self._ends_of_others()
@@ -151,9 +149,9 @@ class StreamClock:
         return [end for one in self._input.streams if one is not self and (end := one.end_s) is not None]
 
     def _known_shift(self, time: int) -> tuple[int, int] | None:
-        """Return an earlier jump of another stream whose shift also makes the timestamps of this stream continuous.
+        """Return a shift of another stream that makes the timestamps of this stream continuous too; None if none does.
 
-        The jump is returned as its number and its shift in timestamp units of this stream; None if no jump fits.
+        The result is the number of the other stream's jump, and the shift in timestamp units of this stream.
         """
         assert self._end is not None
         best: tuple[int, int, int] | None = None
@@ -178,8 +176,7 @@ def _plausible(time: int | None) -> int | None:
 class Timeline:
     """Makes the timestamps of decoded frames strictly increasing. Correct timestamps stay unchanged.
 
-    - A missing timestamp is extrapolated from the last known timestamp at the nominal frame rate. Rounding errors do
-    not accumulate.
+    - A missing timestamp is extrapolated from the last known timestamp at the nominal frame rate.
     - A repeated or decreasing timestamp becomes the previous timestamp plus 1.
 
     Args:

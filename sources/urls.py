@@ -39,11 +39,11 @@ def redact(text: str) -> str:
 
 
 def split_credentials(rest: str) -> tuple[str, str]:
-    """Split the text after `://` into credentials ("" for none) and the rest, even with unescaped passwords.
+    """Split the text after `://` of a URL into credentials ("" for none) and the rest, even with unescaped passwords.
 
     By RFC 3986, the credentials end at the last @ before the path. If no host follows this @, the password contains a /
-    or a space. The credentials then end at an @ followed by an IP address, a name with a dot or a name with a port.
-    Without such an @, the credentials end at the last @ of the URL.
+    or a space. The credentials then end at the first @ before an IP address or a name with a dot or a port, else at the
+    last @.
     """
     authority = re.match(r"[^\s/?#]*", rest)
     end = authority.end() if authority else 0
@@ -66,7 +66,7 @@ def split_credentials(rest: str) -> tuple[str, str]:
 
 
 def _is_certain(text: str, at: int) -> bool:
-    """Return whether the text at offset `at` is almost certainly a host name or IP address."""
+    """Return whether a host begins at offset `at`: an IP address, `localhost`, a name with a dot or a port."""
     match = _HOST.match(text, at)
     if match is None:
         return False

@@ -70,9 +70,9 @@ def _rank(stream: VideoStream) -> tuple[int, bool, bool, int, int]:
 
 
 def _movement(stream: VideoStream) -> int:
-    """Rank a stream: 2 for several frames, 1 for an image codec with an unknown number of frames, 0 for a single frame.
+    """Rank a stream: 0 for a single frame, 1 for an image codec with an unknown number of frames, 2 for other streams.
 
-    Many programs store cover art as a video track of one frame, without a flag.
+    A video track of one frame is often cover art.
     """
     count = float(stream.frames)
     rate = float(stream.average_rate or stream.guessed_rate or 0)

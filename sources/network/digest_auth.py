@@ -45,7 +45,7 @@ class Credentials:
 
     @property
     def stale(self) -> bool:
-        """Whether the last rejected request had an expired nonce; the password may still be correct."""
+        """Whether the server rejected the last request because of an expired nonce. The password may be correct."""
         return self._challenge.get("stale", "").lower() == "true"
 
     def authorization(self, method: str, uri: str) -> str | None:

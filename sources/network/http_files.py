@@ -1,6 +1,6 @@
-"""HTTP files for FFmpeg, including HLS playlists, segments and keys, through connections that Saccade opens.
+"""Opens HTTP files for FFmpeg, including HLS playlists, segments and keys.
 
-Saccade can therefore apply the user's certificate policy, and check each address of a redirect or playlist.
+FFmpeg's own HTTP client is not used: it cannot apply the user's certificate policy or check IP addresses.
 """
 
 from __future__ import annotations
@@ -97,8 +97,7 @@ class HttpFiles:
     """Opens files over HTTP. The files share cookies, credentials and connections.
 
     Attributes:
-        failure: error of a file opened after the first, such as a segment; None without an error. FFmpeg reports only
-            that reading failed.
+        failure: last error of a playlist's file, such as a segment; None without an error. FFmpeg hides such errors.
         refused: error of a forbidden address or rejected certificate, after which no file is opened; None otherwise.
 
     Args:
@@ -132,10 +131,10 @@ class HttpFiles:
         return self._first
 
     def open(self, url: str, _flags: int, options: Mapping[str, str]) -> ReadableFile:
-        """Open a file, as PyAV's callback `io_open`. If a file of a playlist is missing, it is treated as empty.
+        """Open a file for FFmpeg (PyAV's callback `io_open`). A playlist's file that fails to open is treated as empty.
 
         Raises:
-            SourceError: if an address is forbidden or a certificate is rejected. No file is read afterwards.
+            SourceError: if an address is forbidden or a certificate is rejected. Later calls raise the same error.
         """
         if self._first is not None:
             first, self._first = self._first, None
@@ -349,11 +348,10 @@ class HttpFile:
         return True
 
     def seekable(self) -> bool:
-        """Return whether `seek` is possible.
+        """Return whether `seek` is possible: the server supports range requests, or the file is a small MP4.
 
-        The server must support range requests, or the file must be a small MP4. A small MP4 is downloaded again if a
-        seek requires it, because most cameras write the index of an MP4 at its end, and simple servers do not support
-        range requests.
+        A small MP4 can be downloaded again. Most cameras write the index of an MP4 at its end, so reading it requires a
+        seek.
         """
         if self._text is not None or self._length is None:
             return self._text is not None
@@ -404,7 +402,7 @@ class HttpFile:
         return self._head
 
     def read_without_end(self) -> None:
-        """Ignore `Content-Length` and disable read timeouts. A read then waits for data or `HttpFiles.close`."""
+        """Treat the file as an endless stream: ignore `Content-Length`, and wait for data without a timeout."""
         self._response.length = None
         self._length = None
         self._connection.opened.settimeout(None)
@@ -430,7 +428,7 @@ class HttpFile:
             self._files.discard(self._connection)
 
     def _move(self) -> None:
-        """Move the download to the position of the next read: skip a few bytes, or send a new request."""
+        """Continue the download at the position of the next read, by skipping some bytes or sending a new request."""
         ahead = self._wanted - self._at
         if 0 < ahead <= _SKIPPED:
             self._skip(ahead, _SKIPPED)
@@ -481,7 +479,7 @@ class _Decrypted:
         self._ended = False
 
     def read(self, size: int) -> bytes:
-        """Read up to `size` decrypted bytes; return b"" at the end of the file."""
+        """Read up to `size` decrypted bytes; return b"" at the end of the segment."""
         while not self._ended and len(self._clear) <= _BLOCK:
             data = self._file.read(max(size, _BLOCK))
             self._coded += data
@@ -498,7 +496,6 @@ class _Decrypted:
         return data
 
     def close(self) -> None:
-        """Close the encrypted file."""
         self._file.close()
 
 

@@ -20,13 +20,15 @@ _STUCK_S = 10.0  # seconds for the library to read the data that has arrived
 
 
 class Relay:
-    """Local server on 127.0.0.1 that relays connections. The constructor also opens the first connection to the server.
+    """Local server on 127.0.0.1 that forwards connections to a remote server.
+
+    The constructor opens the first connection to the remote server.
 
     Attributes:
         port: port on 127.0.0.1.
 
     Args:
-        connect: opens a connection to the server.
+        connect: opens a connection to the remote server.
 
     Raises:
         LiveError, SourceError: if `connect` fails.
@@ -71,7 +73,7 @@ class Relay:
             self._first.close()
 
     def _carry(self, local: socket.socket) -> None:
-        """Forward one connection until the client or the server closes it."""
+        """Forward one local connection until the client or the remote server closes it."""
         with local, suppress(SourceError, OSError):  # the library sees an error as the end of its connection
             server, self._first = self._first or self._connect(), None
             try:

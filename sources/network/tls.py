@@ -43,7 +43,7 @@ class TlsPolicy:
         return cls(verify=False, fingerprint=digits)
 
     def context(self) -> ssl.SSLContext:
-        """Create the SSL context for the TLS handshake. Call `check` after the handshake."""
+        """Create the SSL context for the TLS handshake. Pinned certificates are compared later, by `check`."""
         context = ssl.create_default_context()
         if not self.verify:
             context.check_hostname = False

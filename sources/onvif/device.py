@@ -1,7 +1,7 @@
 """Reads an ONVIF device's profiles and stream URIs, and selects the profile that suits the model best.
 
-The ONVIF service Media lists H.264 profiles. Media2 lists H.265 profiles too. The package `onvif-zeep-async` does not
-support Media2, so `_read_media2` builds the requests.
+The ONVIF service Media lists H.264 profiles. Media2 lists H.265 profiles too. This module builds the Media2 requests,
+because the package `onvif-zeep-async` does not support Media2.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def largest_profile(profiles: list[Profile]) -> Profile:
 
 
 def checked_address(address: OnvifAddress, dialer: Dialer) -> OnvifAddress:
-    """Return an address to connect to. If the dialer checks addresses, the host is replaced by an allowed IP address.
+    """Return the address. If the dialer checks addresses, the host is replaced by an allowed IP address.
 
     Raises:
         LiveError, SourceError: see `Dialer.look_up`.
@@ -136,11 +136,11 @@ def read_profiles(address: OnvifAddress, *, there_only: bool = False) -> list[Pr
 
     Args:
         address: address of the device.
-        there_only: see `ask_device`.
+        there_only: whether to contact only the host and port of `address`.
 
     Raises:
-        SourceError: see `ask_device`.
-        LiveError: see `ask_device`; also if the device has no video.
+        SourceError: if the extra `onvif` is not installed.
+        LiveError: if the device does not answer, rejects the password, or has no video.
     """
     profiles = ask_device(address, profiles_of, there_only=there_only)
     if not profiles:
@@ -155,7 +155,7 @@ def ask_device(
     there_only: bool = False,
     limit_s: float | None = _TIMEOUT_S,
 ) -> T:
-    """Connect to a device and return the result of `ask`.
+    """Connect to an ONVIF device, and return the result of the coroutine function `ask`.
 
     Args:
         address: address of the device.
@@ -165,7 +165,7 @@ def ask_device(
 
     Raises:
         SourceError: if the extra `onvif` is not installed.
-        LiveError: if the device does not answer, rejects the password, or answers with a fault.
+        LiveError: if the device does not answer, rejects the password, or answers with a SOAP fault.
     """
     try:
         import onvif  # an extra

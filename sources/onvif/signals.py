@@ -33,7 +33,7 @@ class CameraSignals:
     Args:
         name: name of the stream, for the log.
         closed: event; setting it ends the thread.
-        ask: function like `ask_device`, without a time limit: connects to the camera and runs a coroutine function.
+        ask: function that connects to the camera and runs a coroutine function, such as `ask_device`.
     """
 
     def __init__(self, name: str, closed: threading.Event, ask: Callable[[Callable[[Any], Any]], object]) -> None:
@@ -49,7 +49,8 @@ class CameraSignals:
     def read(self) -> frozenset[str] | None:
         """Return the active signals by name, such as `input`, and by name and token, such as `input DigitInput_1`.
 
-        A signal stays active for a second after its end. Returns None if no camera events can be received. Thread-safe.
+        A signal stays active for one second after its end. Returns None if the camera's events cannot be received.
+        Thread-safe.
         """
         with self._lock:
             if self._thread is None:

@@ -36,7 +36,7 @@ class Preset:
 
 
 class OnvifSource(LiveSource):
-    """A live source of an ONVIF camera, which can also move the camera and read the camera's own detections.
+    """A live source of an ONVIF camera, with the camera's PTZ presets, motion detection and digital inputs.
 
     Args:
         url, opener, stream, vid_stride, retry: see `LiveSource`.
@@ -54,7 +54,7 @@ class OnvifSource(LiveSource):
     def signals(self) -> frozenset[str] | None:
         """Return the camera's active signals, such as "motion". The first call subscribes to the camera's events.
 
-        Returns None if no camera events can be received; see `CameraSignals.read`.
+        Returns None if the camera's events cannot be received; see `CameraSignals.read`.
         """
         return self._signals.read()
 
@@ -87,7 +87,7 @@ class OnvifSource(LiveSource):
         self._ask(turn)
 
     def _ask(self, request: Callable[[Any, str], Coroutine[Any, Any, T]]) -> T:
-        """Call `request` with the PTZ service and the token of a profile that supports PTZ."""
+        """Connect to the camera, and call `request` with its PTZ service and the token of a PTZ profile."""
 
         async def ask(device: Any) -> T:
             profiles = [profile for profile in await profiles_of(device) if profile.ptz]

@@ -49,9 +49,8 @@ class Depacketizer(ABC):
     Args:
         codec: FFmpeg's name of the codec.
         show_damaged: whether to return incomplete access units too, and units that reference them, marked as damaged.
-        trust_marker: whether the marker bit ends access units from the beginning, as in WebRTC. If False, the marker
-            bit is used once the first access units show that the sender sets it correctly. A wrongly set marker bit is
-            ignored.
+        trust_marker: whether to use marker bits from the first access unit on, as in WebRTC. If False, marker bits are
+            used after two access units with correct marker bits. After an incorrect marker bit, they are ignored.
     """
 
     def __init__(self, codec: str, *, show_damaged: bool = False, trust_marker: bool = False) -> None:
@@ -158,7 +157,7 @@ class Depacketizer(ABC):
 
     @abstractmethod
     def _is_known(self, payload: bytes) -> bool:
-        """Return whether a payload can contain frame data or parameters: not padding, filler or an undefined type."""
+        """Return whether a payload can contain frame data or parameter sets. Others, such as padding, are skipped."""
 
     @abstractmethod
     def _holds_slices(self, payload: bytes) -> bool:
@@ -170,4 +169,4 @@ class Depacketizer(ABC):
 
     @abstractmethod
     def _parse(self, payload: bytes) -> bool:
-        """Append a payload's data to `_parts`. Return False if the payload is malformed or unsupported."""
+        """Parse a payload and append its data to the current access unit. Return False if this is impossible."""

@@ -16,10 +16,8 @@ class ReorderBuffer:
     """Sorts RTP packets by sequence number.
 
     Packets in sequence are returned immediately. After a gap, up to `capacity` packets are buffered for up to `wait_s`
-    seconds, until the missing packet arrives. A single packet from another sender, or with a distant sequence number,
-    is ignored. Two such packets in sequence reset the buffer.
-
-    The current time is an argument of each method, in seconds. It must not decrease.
+    seconds, until the missing packet arrives. A single packet with another SSRC or an implausible sequence number is
+    ignored. Two such packets in sequence reset the buffer.
 
     Args:
         capacity: maximum number of buffered packets; 0 for TCP, which keeps the order.
@@ -78,7 +76,7 @@ class ReorderBuffer:
         return ordered
 
     def _release(self, *, skip: bool) -> list[Ordered]:
-        """Return the packets that are next in sequence. If `skip` is True, first give up the missing packets."""
+        """Return the packets that are next in sequence. If `skip` is True, missing packets before them are lost."""
         assert self._next is not None
         first = self._next
         while skip and self._next not in self._held:

@@ -42,8 +42,8 @@ class SenderReport:
 class SenderClock:
     """Calculates the capture times of one sender's frames from its RTCP reports.
 
-    If the sender's clock is wrong by more than `PLAUSIBLE_S` seconds, its times are corrected by an offset. The offset
-    is chosen as if the frame with the shortest latency so far had no latency.
+    If the sender's clock is wrong by more than `PLAUSIBLE_S` seconds, an offset corrects it. The offset makes the
+    capture time of the frame with the lowest latency equal to its arrival time.
 
     Attributes:
         offset_s: seconds that are subtracted from the sender's clock; 0 if the clock is plausible.

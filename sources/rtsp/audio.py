@@ -1,8 +1,7 @@
-"""Audio of an RTSP session: restores the order of packets and converts their timestamps to the video's clock.
+"""Audio of an RTSP session: orders packets, and converts their timestamps to the video's clock.
 
-RTCP sender reports align the audio clock with the video clock. Before the reports arrive, the RTP timestamps in the
-reply to PLAY align the clocks. If the reply has no timestamps, the arrival times align the clocks. The current time is
-an argument.
+RTCP sender reports align the audio clock with the video clock. Until these reports arrive, the clocks are aligned by
+the RTP timestamps in the reply to PLAY. If the reply has no timestamps, arrival times are used.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class RtspConnection:
 
     @property
     def stats(self) -> StreamStats | None:
-        """Packet counts, keyframe interval and clock offset of the video stream."""
+        """Packet statistics of the video stream: packet counts, keyframe interval and clock offset."""
         receiver, off = self._receiver, None
         if receiver.report is not None:
             off = receiver.report.unix_s - (time.time() - (time.monotonic() - receiver.report.at))
@@ -201,7 +201,7 @@ class RtspConnection:
             self._lost = 0
 
     def _discard(self, pts: int | None) -> None:
-        """Count a frame that could not be decoded. Skip to the next keyframe unless damaged frames are shown."""
+        """Count a frame that could not be decoded. Skip to the next keyframe unless `show_damaged` is set."""
         self._inside.pop(pts if pts is not None else -1, None)
         self._undecodable += 1
         self._lost += 1

@@ -138,6 +138,6 @@ def _is_rtp(first: int) -> bool:
 
 
 def _may_begin_message(buffer: bytearray) -> bool:
-    """Return whether the buffer starts like an RTSP or HTTP status line, or like a request line."""
+    """Return whether the buffer can begin with an RTSP message or an HTTP status line."""
     line = bytes(buffer[:16])
     return line.startswith((b"RTSP/"[: len(line)], b"HTTP/")) or re.match(rb"[A-Z_]+( |$)", line) is not None

@@ -186,7 +186,7 @@ class Receiver:
             self._fail(error)
 
     def _tap(self, units: list[AccessUnit]) -> None:
-        """Pass all access units to the callbacks, even those that the queue drops later."""
+        """Pass every received access unit to the packet callbacks."""
         sets, codec = self._session.media.parameter_sets, self._session.codec
         for unit in units:
             self._time += signed(unit.timestamp - self._time)

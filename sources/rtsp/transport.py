@@ -40,7 +40,7 @@ class TransportChoice:
 
     @property
     def may_switch(self) -> bool:
-        """Whether another transport can be tried: the user chose "auto", and the server has refused no transport."""
+        """Whether the transport may change after a failure: "auto" is configured, and no transport was refused."""
         return self._auto and not self._refused
 
     def refused(self) -> bool:
@@ -52,7 +52,7 @@ class TransportChoice:
         return True
 
     def failed(self) -> None:
-        """Switch to the other transport, if allowed, after a connection without data or with too much packet loss."""
+        """Switch between TCP and UDP after a connection without data or with high packet loss, if allowed."""
         if self.may_switch:
             self._switch()
 
@@ -94,7 +94,7 @@ def transport_fields(header: str) -> dict[str, str]:
 
 
 def port_pair(text: str) -> tuple[int, int] | None:
-    """Parse two port or channel numbers such as `8000-8001`. `8000` means 8000 and 8001. Return None if invalid."""
+    """Parse a pair of port or channel numbers such as `8000-8001`; None if invalid. `8000` is short for `8000-8001`."""
     match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text.strip())
     if not match or max(int(match[1]), int(match[2] or 0)) > 65535:
         return None

@@ -19,8 +19,8 @@ _PUNCH = b"\x80\x00\x00\x00" + bytes(8)
 class UdpPair:
     """Two UDP sockets, for RTP and RTCP.
 
-    At first, packets are accepted only from the hosts given to `announce`. If these hosts send nothing for 1 s, for
-    example because of NAT, the next host that sends a packet replaces them. RTCP reports are then sent to that host.
+    Packets are accepted from the server's IP addresses, which `announce` sets. If these addresses send nothing for 1 s,
+    for example because of NAT, one other address is accepted. RTCP reports are then sent to that address.
 
     Args:
         local_host: IP address of the local interface that reaches the server.

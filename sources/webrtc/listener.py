@@ -43,7 +43,7 @@ _OPTIONS = ("token", "token_file", "origin", "ice", "cert", "key")
 
 @dataclass(slots=True, frozen=True)
 class ListenTarget:
-    """Address on which a WHIP endpoint listens, with its access rules, parsed from the user's text."""
+    """Listening address and access rules of a WHIP endpoint, parsed from an address such as `webrtc:8081`."""
 
     host: str
     port: int
@@ -85,7 +85,7 @@ class ListenTarget:
 
 
 class _PublisherLink(Link):
-    """Connection status of a WebRTC publisher. There are no retries, because publishers connect to Saccade."""
+    """Connection status of a WebRTC publisher. Saccade does not retry, because the publisher opens the connection."""
 
     def silent(self, now: float) -> bool:
         super().silent(now)

@@ -39,7 +39,7 @@ _CONNECT = "_RTCPeerConnection__connect"
 class OfferError(Exception):
     """Raised if an SDP offer cannot be accepted. The message is one line for the client.
 
-    `understood` is True if the offer is valid SDP with unsupported content.
+    `understood` is True if the offer is valid SDP but its content is unsupported.
     """
 
     def __init__(self, message: str, *, understood: bool = False) -> None:
@@ -167,7 +167,7 @@ class Peer(ABC):
         return theirs
 
     def _intercept_rtcp(self, end: RTCRtpReceiver | RTCRtpSender) -> None:
-        """Pass each RTCP packet of an aiortc sender or receiver to `_take_report` first."""
+        """Make aiortc pass each RTCP packet to `_take_report` before it processes the packet."""
 
         async def handle_rtcp(packet: object) -> None:
             self._take_report(packet)
@@ -176,9 +176,9 @@ class Peer(ABC):
         handle: Callable[[object], Coroutine[Any, Any, None]] = self._replace(end, "_handle_rtcp_packet", handle_rtcp)
 
     def _expect_early_close(self) -> None:
-        """End aiortc's task that connects without an error if the connection is closed while it connects.
+        """Suppress aiortc's error if the connection is closed while aiortc is connecting.
 
-        aiortc keeps no reference to this task, so its error would be logged as "never retrieved".
+        aiortc connects in a background task. Python would log the error of this task as "never retrieved".
         """
         connection = self._connection
 
@@ -228,13 +228,13 @@ def replace_private(part: object, name: str, ours: object) -> Any:
 
 
 def checked_offer(offer: str) -> str:
-    """Remove ICE candidates with host names from an SDP offer, and limit it to 32 candidates.
+    """Return the SDP offer with at most 32 ICE candidates, without candidates that have host names.
 
-    Host names are never resolved. Browsers hide their addresses behind `.local` names; ICE connectivity checks still
-    find these browsers. The end-of-candidates line is removed too, because ICE would fail without candidates.
+    Host names are never resolved. Browsers with `.local` names are still found by ICE connectivity checks. The
+    end-of-candidates line is removed too, because ICE would fail without candidates.
 
     Raises:
-        OfferError: if the offer is not SDP, or too large.
+        OfferError: if the offer is not SDP, has too many media sections, or has no DTLS fingerprint.
     """
     if not offer.startswith("v=0"):
         raise OfferError("the offer is not SDP")

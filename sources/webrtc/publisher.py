@@ -64,10 +64,10 @@ class PublisherPeer(Peer):
         self.video.heard(self._heard_at)
 
     def _take(self, packet: AiortcPacket) -> tuple[bool, None]:
-        """Receive an RTP packet instead of aiortc's jitter buffer. Has the signature of `JitterBuffer.add`.
+        """Process an RTP packet, in place of the method `add` of aiortc's jitter buffer.
 
         Returns:
-            True if aiortc must request a keyframe; and None, because aiortc must not decode a frame.
+            Whether aiortc must request a keyframe; and None, because aiortc must not decode the frame.
         """
         self._mark_heard()
         ours = RtpPacket(

@@ -33,8 +33,8 @@ class Signaling(ABC, Generic[P]):
     """A WebRTC signaling endpoint (WHIP or WHEP) with its sessions.
 
     Args:
-        ice_servers: STUN and TURN servers, used by the server and sent to clients as `Link` headers. A public server
-            learns the IP addresses of clients.
+        ice_servers: STUN and TURN servers for the server and its clients. These servers learn the IP addresses of
+            clients.
         media_hosts: IP addresses to announce as ICE host candidates; None for all interfaces, loopback last.
         silence_s: seconds without data after which a peer counts as disconnected.
         max_peers: maximum number of connected peers.
@@ -68,7 +68,7 @@ class Signaling(ABC, Generic[P]):
 
     @abstractmethod
     def _new_peer(self, on_closed: Callable[[], object]) -> P:
-        """Create a WebRTC peer before its SDP offer is applied."""
+        """Create the WebRTC peer of a new session."""
 
     def session_routes(self, path: str) -> list[Route]:
         """Return the HTTP routes: SDP offers at `path`, and session URLs below `path`."""
@@ -97,7 +97,7 @@ class Signaling(ABC, Generic[P]):
         return Response()
 
     async def _open(self, request: Request, offer: str) -> tuple[str, P]:
-        """Accept an SDP offer. Return the secret in the session URL, and the new peer."""
+        """Answer an SDP offer. Return the random session ID, which is part of the session URL, and the new peer."""
         self._require_room()
         session = secrets.token_urlsafe(16)
         peer = self._new_peer(lambda: self._forget(session))
@@ -114,7 +114,7 @@ class Signaling(ABC, Generic[P]):
 
     @property
     def n_open(self) -> int:
-        """Number of connections that count towards the limit `max_peers`."""
+        """Number of WebRTC peers, including peers that are still connecting."""
         return len(self._peers)
 
     def _require_room(self) -> None:

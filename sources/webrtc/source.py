@@ -103,7 +103,7 @@ class WebRtcConnection:
         self._heard_at = now
 
     def note_report(self, report: SenderReport) -> None:
-        """Store the latest RTCP sender report, which gives the capture times of frames."""
+        """Store the latest RTCP sender report, from which the capture times of frames are calculated."""
         self._report = report
 
     def asks_for_key_frame(self, now: float) -> bool:
@@ -139,7 +139,7 @@ class WebRtcConnection:
 
     @property
     def media_at(self) -> float:
-        """Same as `heard_at`. The class `Peer` detects and closes a peer that sends nothing."""
+        """`time.monotonic()` in seconds when an RTP packet or RTCP report last arrived; equal to `heard_at`."""
         return self._heard_at
 
     @property
@@ -150,7 +150,7 @@ class WebRtcConnection:
 
     @property
     def stats(self) -> StreamStats | None:
-        """Always None, because WebRTC connections provide no statistics."""
+        """Packet statistics; always None, because only RTSP connections provide them."""
         return None
 
     def read(self, timeout_s: float) -> LiveFrame | None:

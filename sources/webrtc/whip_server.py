@@ -81,7 +81,7 @@ class WebRtcServer(Signaling[PublisherPeer]):
         return len(self._peers)
 
     def routes(self, path: str = "/whip", offer_path: str = "/offer") -> list[Route]:
-        """Return the HTTP routes: WHIP at `path`, session URLs below `path`, and the JSON offer at `offer_path`.
+        """Return the HTTP routes: WHIP at `path`, session URLs below `path`, and SDP offers as JSON at `offer_path`.
 
         The query `?stream=door` names the stream. Other HTTP methods, including PATCH, get status 405, as RFC 9725
         requires of a server without trickle ICE.
