@@ -58,10 +58,7 @@ def with_settings(*keys: str, panels: Mapping[str, str] | None = None) -> Callab
 
 
 def settings_in(values: Mapping[str, Any]) -> Settings:
-    """Return the settings for the command-line flags that the user has set.
-
-    If a flag for a comma-separated list was repeated, its values are joined with commas.
-    """
+    """Return the settings for the command-line flags that the user has set. Repeated values of a list are joined."""
     given = {key: value for key, value in values.items() if value not in (None, [], ())}
     return {key: ",".join(value) if takes_commas(key) else value for key, value in given.items()}
 

@@ -73,9 +73,9 @@ class EndingSignals:
 
     @property
     def urgent_at(self) -> float | None:
-        """Time of the first signal that forces an exit: SIGTERM, SIGHUP or a second SIGINT. None without such a signal.
+        """The time of the first signal that forces an exit, in seconds of `time.monotonic()`, or None.
 
-        The time is in seconds of `time.monotonic()`. SIGHUP does not count if it reloads the configuration.
+        These signals are SIGTERM, a second SIGINT, and SIGHUP unless it reloads the configuration.
         """
         urgent = [at for number, at in self._caught if number != signal.SIGINT] + [at for _, at in self._caught[1:]]
         return min(urgent, default=None)
@@ -97,7 +97,7 @@ class EndingSignals:
         self._caught.append((number, time.monotonic()))
 
     def _watch(self) -> None:
-        """Exit the process if a stop takes too long after a signal. Runs in a thread: the main thread can hang."""
+        """Exit the process if a shutdown takes too long after a signal."""
         while not self._done.wait(_POLL_S):
             urgent_at = self.urgent_at
             if urgent_at is not None and time.monotonic() > urgent_at + LIMIT_S:

@@ -31,12 +31,9 @@ _ERRORS = "saccade.terminal"
 
 
 def prepare_terminal() -> None:
-    r"""Make all text printable, and reserve the file descriptors 0 to 2.
+    r"""Make all text printable, and open any closed standard stream (file descriptors 0 to 2) as the null device.
 
     A character that the encoding does not support is replaced by a similar character or by \uXXXX.
-
-    If standard error is closed, its output is discarded. Otherwise print() would write it to standard output. If
-    standard output is closed, `sys.stdout` stays None, and print() does nothing.
     """
     for descriptor in (0, 1, 2):
         try:

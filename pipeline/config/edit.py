@@ -61,7 +61,7 @@ def save_streams(
 
 
 def edited(text: str, given: RunConfig, wanted: RunConfig) -> str:
-    """Edit the text of a configuration so that it describes another configuration. Return the new text.
+    """Return the YAML text of configuration `given` with the changes that lead to configuration `wanted`.
 
     Args:
         text: YAML text of the configuration `given`.

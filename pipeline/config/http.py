@@ -87,7 +87,9 @@ class HttpSettings(NullIsUnset):
 
 
 def parse_place(text: str) -> tuple[str, int]:
-    """Parse a server address: `HOST:PORT`, `:PORT`, `PORT` or `HOST`. A missing part is 127.0.0.1 or 8080.
+    """Parse a server address: `HOST:PORT`, `:PORT`, `PORT` or `HOST`.
+
+    The default host is 127.0.0.1. The default port is 8080.
 
     Raises:
         ValueError: if the text has none of these forms.

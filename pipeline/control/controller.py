@@ -484,10 +484,7 @@ class Controller:
                         self._over.add(name)
 
     def _drop(self, name: str, config: ListedStream | None) -> None:
-        """Remove an attached stream from the desired state, unless a new stream uses its name.
-
-        The caller must hold the lock.
-        """
+        """Remove an ended stream, unless a new stream has its name. The caller must hold `_lock`."""
         if self._desired.named().get(name) is config:
             self._attached.discard(name)
             self._desired = _without([name], self._desired)

@@ -324,7 +324,7 @@ class Local:
 
     @property
     def model(self) -> ModelInfo:
-        """The model that processes the frames."""
+        """The model that runs on video frames."""
         model = self.engine.model
         return ModelInfo(model.name, model.device, model.classes, model.skills, "query" in self.asks.model.skills)
 

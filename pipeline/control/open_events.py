@@ -121,7 +121,7 @@ class OpenEvents:
             self._publish(one, there)
 
     def of(self, stream: str) -> list[Record]:
-        """Return the records for the next worker of a stream: open events, and the last ended event of each rule."""
+        """Return the open events of a stream, and the last ended event of each rule without an open event."""
         with self._lock:
             going = list(self._open.get(stream, {}).values())
             rules = {record["rule"] for record in going}

@@ -341,7 +341,7 @@ class RayWorkers:
 
     @property
     def model(self) -> ModelInfo:
-        """The model that the workers use for frames."""
+        """The model that the workers run on video frames."""
         with self._changed:
             found = next((worker.ready.model for worker in self._workers.values() if worker.ready), None)
             self._model = found or self._model

@@ -52,7 +52,7 @@ class RelaySink:
         self._send(stream)
 
     def close(self) -> None:
-        """Do nothing. This sink has nothing to close."""
+        """Do nothing, because the sink has no resources to close."""
 
     def _send(self, what: Any) -> None:
         self._send_bytes(pickle.dumps(what, pickle.HIGHEST_PROTOCOL))

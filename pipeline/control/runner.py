@@ -234,7 +234,7 @@ class Runner(Protocol):
 
     @property
     def model(self) -> ModelInfo:
-        """The model that processes the frames."""
+        """The model that runs on video frames."""
 
     def statuses(self) -> list[StreamStatus]:
         """Return the status of every stream, including failed streams."""

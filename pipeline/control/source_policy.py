@@ -125,7 +125,7 @@ def _resolved_glob(entry: str) -> str:
 
 
 def _authority(address: str) -> str:
-    """Return the host and port of a URL, parsed like FFmpeg: before the first `/`, `?` or `#`, after the last `@`."""
+    """Return the host and port of a URL, with the same rules as FFmpeg."""
     return re.split(r"[/?#]", address.partition("://")[2], maxsplit=1)[0].rpartition("@")[2]
 
 

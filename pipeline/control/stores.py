@@ -286,7 +286,7 @@ class MachineStores:
                 self._remote[machine] = RemoteStore(machine, node, self._load)
 
     def write(self, record: Record, machine: str = "") -> None:
-        """Write an event record to the event store of a machine; "" for the controller's machine."""
+        """Write an event record to the event store of a machine. An empty name stands for the controller's machine."""
         with self._lock:
             remote = self._remote.get(machine)
         if remote is not None:

@@ -152,7 +152,7 @@ class Asker:
 
 
 def crop(image: NDArray[np.uint8], box: tuple[float, float, float, float]) -> NDArray[np.uint8]:
-    """Return the crop of an image around a box with a margin. The box is in fractions of the image size."""
+    """Return the crop of an image around a box, with a margin. The box is in normalized coordinates."""
     height, width = image.shape[:2]
     x1, y1, x2, y2 = box[0] * width, box[1] * height, box[2] * width, box[3] * height
     dx = max(_MARGIN * (x2 - x1), (_LEAST - (x2 - x1)) / 2)

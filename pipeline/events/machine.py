@@ -133,10 +133,9 @@ class Watch:
         return Moment(*(at - max(0.0, past_s) for at in now))
 
     def _once(self, scene: Scene, held: dict[int, Moment]) -> dict[int, Moment]:
-        """Return `held` without the objects that already fulfilled the condition at an earlier time.
+        """Return `held` without objects that already started an event, even under another track ID.
 
-        An object stays in the result while it fulfils the condition without interruption. A parked car therefore
-        starts only one event, even if its track is lost and found again.
+        An object stays in the result while it fulfils the condition without interruption.
         """
         places = {number: rest.place for number in held if (rest := scene.tracks[number].rest) is not None}
         kept = {n: held[n] for n, place in places.items() if place in self._holding or place not in self._told}
@@ -162,10 +161,7 @@ class Watch:
         return [track for track in tracks if track.number in self._confirmed]
 
     def _has_place(self, scene: Scene) -> bool:
-        """Return whether the zone or line of the condition exists. Users can remove zones and lines at any time.
-
-        If the zone of an `absent` condition does not exist, the condition is not fulfilled.
-        """
+        """Return whether the zone or line of the condition exists. Users can remove zones and lines at any time."""
         place = self.condition.place
         return place is None or place in (scene.crossed if self.condition.kind == "crosses" else scene.zones)
 
@@ -440,9 +436,9 @@ class RuleMachine:
 
 
 def _end_time(event: Event) -> float:
-    """Return the end time of an event, on the capture clock.
+    """Return the end time of an event, on the clock of its start time.
 
-    If the capture clock has jumped, the duration of the event is measured on the monotonic clock.
+    If the clock has jumped since the start, the duration on the monotonic clock is added to the start time.
     """
     lasted = event.frame_at - event.start_at
     if math.isfinite(lasted) and abs(event.frame_time - event.start_time - lasted) > _CLOCK_STEP_S:

@@ -82,7 +82,7 @@ class Event:
 
 @dataclass(slots=True, frozen=True)
 class Change:
-    """A change of an event: its begin, an update or its end."""
+    """A change of an event: its start, an update or its end."""
 
     kind: Kind
     event: Event
@@ -105,7 +105,7 @@ class RuleList:
 
 @dataclass(slots=True, frozen=True)
 class TrackPath:
-    """The path of an ended track: points (time in seconds, x, y) with x and y in fractions of the image size."""
+    """The path of an ended track: points (time in seconds, x, y). x and y are normalized coordinates."""
 
     stream: str
     number: int
@@ -127,7 +127,7 @@ class MinuteCounts:
 
 @dataclass(slots=True, frozen=True)
 class MediaDone:
-    """Reports that a media file of an event is complete. If `path` is None, writing the file failed."""
+    """Reports that a media file of an event was written. If `path` is None, writing the file failed."""
 
     stream: str
     event: str
@@ -171,10 +171,7 @@ def read_event(record: Mapping[str, Any]) -> Event:
 
 
 def make_event_record(change: Change | RuleList) -> dict[str, Any]:
-    """Convert an event change or a list of rules to a JSON record.
-
-    Boxes are in pixels and in fractions of the image size.
-    """
+    """Convert an event change or rule list to a JSON record. Boxes are in pixels and in normalized coordinates."""
     if isinstance(change, RuleList):
         listed = {"rules": list(change.rules), "keep_s": dict(change.keep_s)}
         return {"schema": SCHEMA, "type": "rules", "stream": change.stream, **listed}

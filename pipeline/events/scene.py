@@ -40,14 +40,13 @@ class Track:
         number: track ID.
         label: label of the object.
         score: detection score, from 0 to 1.
-        box: x1, y1, x2, y2 in fractions of the image size.
+        box: x1, y1, x2, y2 in normalized coordinates.
         zones: zones that contain the object.
         speed: speed in image sizes per second.
-        first_s: stream time of the first detection, in seconds. If detections of the object were suppressed in between,
-            this is the time of the last suppressed detection.
+        first_s: stream time of the first detection, in seconds. If the object was suppressed as a false alarm,
+            the time of its last suppressed detection.
         seen_s: stream time of the last detection, in seconds.
-        looks: bit mask of the last 64 frames. A bit is 1 if the track was detected on the frame. The lowest bit is
-            the newest frame.
+        looks: bit mask of the last 64 frames, with the newest frame in the lowest bit. 1: the track was detected.
         rest: motion state of the object; None if unknown.
     """
 

@@ -44,7 +44,7 @@ Signals = Callable[[], frozenset[str] | None]
 
 @dataclass(slots=True, frozen=True)
 class Attributes:
-    """The attributes of a track: the model's answers, by attribute name. The stage adds them to the result."""
+    """The attributes of a track in the result of a frame. The values are answers of the model, by attribute name."""
 
     key: ClassVar[str] = "attributes"
     track_id: int
@@ -115,9 +115,10 @@ class EventStage:
         """The open events that `close` did not end, for `resume` on another worker."""
 
     def resume(self, events: Iterable[Event]) -> None:
-        """Continue the given events, which began on another worker. There is at most one event per rule.
+        """Continue events that began on another worker. Call this method before the first frame.
 
-        This method must be called before the first frame.
+        Args:
+            events: at most one event per rule: its open event or its last ended event.
         """
         self._resumed = {event.rule: event for event in events}
 

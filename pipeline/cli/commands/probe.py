@@ -88,7 +88,7 @@ def examine(
     A live source is read for `seconds` from its first frame. For a file, the first 100 frames are read.
 
     Raises:
-        SourceError: if the source cannot be used. For a live source, it is a `LiveError` with an error code.
+        SourceError: if the source cannot be used. Live sources raise the subclass `LiveError`, with an error code.
         ConfigError: if `hwaccel` or `transport` is not a valid value.
         SinkError: if the image cannot be written.
     """

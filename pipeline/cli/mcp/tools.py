@@ -28,10 +28,7 @@ T = TypeVar("T")
 
 
 def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
-    """Return an MCP server with tools that call the HTTP API.
-
-    Close the API client only after the server has stopped.
-    """
+    """Return an MCP server with tools that call the HTTP API. `api` must stay open while the server runs."""
     server: MCPServer[Any] = MCPServer("saccade", instructions=_INSTRUCTIONS, version=version, log_level="WARNING")
 
     @server.tool(annotations=_READS)

@@ -197,7 +197,7 @@ class Recorder:
 
     @property
     def has_clips(self) -> bool:
-        """Whether video for clips is available."""
+        """Whether clips can be written: frames come from a file, or the ring buffer contains packets."""
         return self._file is not None or self.ring.newest is not None
 
     def resume(self, event: Event) -> None:
@@ -222,7 +222,7 @@ class Recorder:
         Args:
             event: the event.
             frame: frame that shows the event.
-            outlines: object outlines to draw on the snapshot.
+            outlines: object contours to draw on the snapshot.
         """
         if event.id in self._elsewhere:
             return
@@ -301,7 +301,6 @@ class Recorder:
             self._ending[name] = recording
 
     def _moment(self, event: Event, steady: float, captured: float) -> Moment:
-        """Return a time on both clocks. The capture time is included only if a second stream must be aligned."""
         return Moment(steady, captured if self._second and event.capture_clock == "rtcp" else None)
 
     def _is_over(self, time: Moment, now: float) -> bool:

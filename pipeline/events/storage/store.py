@@ -165,10 +165,9 @@ class EventStore(EventReader):
     # ---- writing
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Queue a record for storage, without waiting: of an event, its media or appearance, a track path or counts.
+        """Queue a record for storage, without waiting. If 10,000 records are already queued, the record is dropped.
 
-        If 10,000 records are already queued, the record is dropped, counted and logged. A record of type `rules` is not
-        stored: it only sets the retention time of the events of each rule.
+        A record of type `rules` is not stored. It only sets the retention time of the events of each rule.
         """
         kind = record["type"]
         if kind == "rules":
@@ -199,10 +198,7 @@ class EventStore(EventReader):
             return [json.loads(text) for _, text in db.execute(_OPEN)]
 
     def note_media(self, event: str, kind: str) -> None:
-        """Record in the database whether a media file of an event is complete.
-
-        If the file is missing, writing it has failed.
-        """
+        """Update the stored media state of an event: whether its clip or snapshot exists."""
         self._do(lambda db: self._note(db, event, kind), lasting=True)
 
     def delete(self, event: str) -> bool:
@@ -224,12 +220,10 @@ class EventStore(EventReader):
         return stream
 
     def verdict_on(self, event: str) -> Verdict | None:
-        """Return the false-alarm mark that `judge` would store for an event, without storing it.
-
-        Return None if the event ID is unknown.
+        """Return the false-alarm mark for an event, without storing it. Return None if the event ID is unknown.
 
         Raises:
-            ValueError: if the event has no box.
+            ValueError: if the event has no bounding box.
         """
         verdict: Verdict | None = self._wait(lambda db: self._verdict_on(db, event))
         return verdict
@@ -300,7 +294,6 @@ class EventStore(EventReader):
             self._recover(keep_open)
 
     def _is_empty(self) -> bool:
-        """Return whether the database files are missing or empty, so that no record was ever stored."""
         files = [self._path, self._path.with_name(self._path.name + "-wal")]
         return not any(path.exists() and path.stat().st_size for path in files)
 
@@ -563,7 +556,7 @@ class EventStore(EventReader):
         return None if keep_s is None else self._clock() + keep_s
 
     def _recover(self, keep_open: bool) -> None:
-        """Create the schema, end events that were left open, and update the stored media states from the files."""
+        """Migrate the database, end events that the last process left open, and check their media files."""
         begun = time.time()
         with closing(self._connect()) as db, db:
             migrate(db, LADDER)
@@ -658,7 +651,7 @@ class EventStore(EventReader):
         )
 
     def _write_event(self, db: sqlite3.Connection, record: Mapping[str, Any], expires_at: float | None) -> None:
-        """Insert or update the record of an event. Do not change the stored state of its media files."""
+        """Insert or update the record of an event. The stored state of its clip and snapshot does not change."""
         zones = "".join(f"|{zone}|" for zone in record["entered_zones"])
         found = [record["sub_label"] or "", *record["answers"].values(), *record["attributes"].values()]
         text = " ".join((record["label"], record["rule"], *found))
