@@ -130,9 +130,9 @@ class SupportsEvents(Protocol):
         """Write a message about an event of a rule. Thread-safe; does not block.
 
         Args:
-            event: the message as JSON values. `type` is `begin`, `update` or `end`, with `id`, `stream` and `rule` of
-                the event; or `rules`, with the current rules of `stream`; or `media`, with the `path` and the `kind`
-                (`clip` or `snapshot`) of a file that was saved for the event with ID `event`.
+            event: the message as JSON values. The key `type` selects the kind of message. `begin`, `update` and `end`
+                have the `id`, `stream` and `rule` of the event. `rules` has the current `rules` of a `stream`. `media`
+                has the `path` and the `kind` (`clip` or `snapshot`) of a file that was saved for the event `event`.
 
         Raises:
             SinkError: if the event could not be delivered.

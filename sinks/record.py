@@ -50,8 +50,8 @@ def drawn_latency(frame: Frame, latency: Latency) -> float:
 def make_record(frame: Frame, result: Result, latency: Latency) -> dict[str, Any]:
     """Build the record of one frame as JSON values.
 
-    Each box is in pixels with one decimal (`box`), and in fractions of width and height with five decimals
-    (`box_norm`), both as `[x1, y1, x2, y2]`.
+    Each box is listed as `box` in pixels and as `box_norm` in normalized coordinates (0 to 1). Both are rounded lists
+    `[x1, y1, x2, y2]`.
     """
     width, height = frame.width, frame.height
     return {

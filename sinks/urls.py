@@ -23,7 +23,7 @@ _HOST_OR_USER = re.compile(r"(?!localhost:)[^\s:@\[\].]+:\d+[/?#].*@")  # and it
 
 
 def redact_target(text: str) -> str:
-    """Return a sink's target without secrets, for logs. An address is cut to `scheme://host:port`."""
+    """Return a sink's target without secrets, for logs. An address is shortened to `scheme://host:port`."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         return _CREDENTIALS.sub(r"\1***@", text)

@@ -1,9 +1,8 @@
 """Suppresses detections that are similar to a false alarm.
 
 Users can mark an event as a false alarm. A later detection is suppressed if its box and its appearance are similar to
-those of the event's object, and its score is not clearly higher than the event's highest score. If the model provides
-no appearance descriptors, only the boxes are compared. Suppressed detections are listed under `held_back` in the JSON
-record of the frame.
+the false alarm, and its score is not clearly higher. If the model provides no appearance descriptors, only the boxes
+are compared. Suppressed detections are listed under `held_back` in the JSON record of the frame.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Verdict:
         event: ID of the event.
         stream, label: stream and label of the event.
         score: highest score of the event, from 0 to 1.
-        box: box of the event's object on the frame on which the event began, in fractions of the image size.
+        box: box of the object at the start of the event, in normalized coordinates (0 to 1).
         look: appearance descriptor of the object, as float16 values. None if the model computes none.
     """
 

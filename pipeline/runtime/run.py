@@ -68,7 +68,7 @@ class _Collected:
 
 
 class Run:
-    """The run of one stream. It closes its source, stages and unshared sinks. The caller closes the engine.
+    """The run of one stream. It closes its source, its stages, and the sinks that only this run uses.
 
     Attributes:
         config: configuration of the stream; None if a program created the run without a configuration.
@@ -79,7 +79,7 @@ class Run:
 
     Args:
         source: source of the frames.
-        engine: the engine.
+        engine: the engine. The caller closes it.
         tasks: tasks for each frame.
         outputs: sinks for the frames and results.
         tiles: with n > 1, the model also processes n × n tiles of each frame (`Engine.submit`).

@@ -78,16 +78,15 @@ def asker_for(engine: Engine, config: EventSettings, *, wait: bool) -> Asker | N
 
 
 def check_rules(engine: Engine, ask: Engine, config: StreamConfig) -> None:
-    """Check that the models and the stream support the rules: their labels, questions, zones and lines.
+    """Check that the rules of a stream can work with its zones and lines, its source and the models.
 
     Args:
         engine: the engine for frames.
         ask: the engine for questions.
-        config: configuration of the stream, with zones and lines.
+        config: configuration of the stream.
 
     Raises:
-        PlacedError: if a rule names a missing zone or line, a signal that the source does not report, a label that the
-            model does not know, or a question that no model can answer.
+        PlacedError: if a zone, line, signal or label of a rule does not exist, or no model can answer its question.
     """
     check_places(config.rules, config)
     check_signals(config.rules, config.source)

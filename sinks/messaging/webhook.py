@@ -57,14 +57,18 @@ class WebhookSink:
     secret, `webhook-signature`. `webhook-id` and `Idempotency-Key` stay the same for all attempts.
 
     Args:
-        target: the address. A `?` belongs to the server's address, so options follow a `#`: `send=objects` (default):
-            the record of each frame with a detection or an answer. `send=all`: every record. `send=events`: the events
-            of `MqttSink` and of rules. `send=rules`: events of rules only. `snapshot=1`: also post the snapshot of each
-            event as base64 JPEG, once available, and a better snapshot at the end of the event. `max_age=10s`: maximum
-            age of a message; 10 s by default, an hour for events. `keep=newest`: queue only the newest record of each
-            stream; all by default. `concurrency=1`: parallel requests; with more than 1, messages may arrive out of
-            order. `secret=…` or `secret_file=PATH`: key of the signature. `header=NAME:VALUE`: extra header, may be
-            repeated. `timeout=10`: seconds per request. `hold=3`: for events, see `MqttSink`.
+        target: the address. Options follow a `#`, because a `?` belongs to the address:
+
+            - `send=objects` (default): records of frames with a detection or an answer. `send=all`: all records.
+              `send=events`: the events of `MqttSink` and of rules. `send=rules`: events of rules only.
+            - `snapshot=1`: also post the snapshots of events, as base64-encoded JPEG.
+            - `max_age=10s`: maximum age of a message. Default: 10 s for records, 1 hour for events.
+            - `keep=newest`: queue only the newest record of each stream.
+            - `concurrency=1`: number of parallel requests. With more than 1, messages can arrive out of order.
+            - `secret=…` or `secret_file=PATH`: key of the signature.
+            - `header=NAME:VALUE`: additional header; repeatable.
+            - `timeout=10`: timeout of a request in seconds.
+            - `hold=3`: see `MqttSink`.
 
     Raises:
         SinkError: if the address or an option is invalid.
@@ -273,7 +277,7 @@ class WebhookSink:
                 self._undelivered += not accepted
 
     async def _post(self, session: httpx.AsyncClient, identity: str, text: bytes) -> tuple[str | None, float | None]:
-        """Post a message once. Return the reason of a failure and the minimum retry delay in seconds.
+        """Post a message once. Return the reason for a failure and the minimum retry delay in seconds.
 
         The reason is None after success. The delay is None if the message must not be retried.
         """
@@ -317,7 +321,7 @@ class WebhookSink:
 
 
 def _why(error: BaseException) -> str:
-    """Return the reason of a connection error, without the address of the server, which can contain secrets."""
+    """Return the reason for a connection error, without the address of the server, which can contain secrets."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, BaseExceptionGroup):

@@ -101,7 +101,7 @@ def _draw_box(canvas: NDArray[np.uint8], corners: tuple[float, float, float, flo
 
 
 def _rounded(x1: float, y1: float, x2: float, y2: float, radius: float) -> NDArray[np.int32]:
-    """Return a box's outline with round corners: (points, 1, 2) int32, in pixels times 2 ** `SHIFT`."""
+    """Return a rectangle with round corners as a polygon: (points, 1, 2) int32, in pixels times 2 ** `SHIFT`."""
     angles = np.linspace(0, np.pi / 2, 6)
     quarter = radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
     turn = np.array([[0.0, -1.0], [1.0, 0.0]])

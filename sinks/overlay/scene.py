@@ -1,6 +1,6 @@
 """Zones and counting lines with their counts, and trails of tracks: data classes and drawing functions.
 
-Pipeline stages store these objects in `Result.extras`. Coordinates are fractions of the image's width and height.
+Pipeline stages store these objects in `Result.extras`. Coordinates are normalized: 0 to 1 in width and height.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Zone:
         inside: number of objects inside now.
         entered, left: number of objects that have entered and left so far; None if not counted.
         counts: `inside`, `entered` and `left` per label.
-        dwell_s: seconds that each track has been inside, by track ID.
+        dwell_s: dwell time of each track inside the zone in seconds, by track ID.
         loitering: IDs of tracks that have been inside longer than allowed.
     """
 
@@ -188,7 +188,7 @@ def _of(result: Result, kind: type[P]) -> list[P]:
 
 
 def _pixels(points: Sequence[Point], width: int, height: int) -> tuple[Point, ...]:
-    """Convert points from fractions of the image size to pixels.
+    """Convert points from normalized coordinates to pixels.
 
     Points are limited to ten times the image size, to avoid overflows in OpenCV.
     """

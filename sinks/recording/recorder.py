@@ -75,8 +75,8 @@ class _OpenFile:
 class PacketRecorder:
     """Records the encoded packets of one stream to MP4 files, from construction until `close`. `take` is thread-safe.
 
-    Each file starts at a keyframe. A new file starts when the file is long enough, after a gap, after a change of the
-    system time, and after a change of the codec, its parameter sets or the audio format.
+    Each file starts at a keyframe. A new file starts after the configured duration, after a gap, and after a change of
+    the video format, the audio format or the system time.
 
     Args:
         stream: name of the stream.
