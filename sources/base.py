@@ -46,8 +46,8 @@ class SourceInfo:
 class Source(ABC):
     """Base class of all video sources. Iterate a source in one thread; close it from any thread.
 
-    The iteration ends when the source ends or is closed. It raises `SourceError` if the source fails permanently. A
-    subclass sets `_info`, yields frames until `_closed` is set, and counts damaged packets in `_corrupt`.
+    The iteration ends when the source ends or is closed. It raises `SourceError` if the source fails permanently.
+    Subclasses set `_info`, yield frames until `_closed` is set, and count damaged packets in `_corrupt`.
 
     Args:
         name: name of the stream.

@@ -54,7 +54,7 @@ class FileDemuxer:
         }
 
     def shift_of(self, stream: av.stream.Stream) -> Fraction:
-        """Return the correction in seconds that was added to the timestamps of the newest packet of `stream`."""
+        """Return the shift, in seconds, that removes timestamp jumps from the newest packet of `stream`."""
         clock = self._clocks[stream.index]
         return clock.shift * (stream.time_base or Fraction(1, av.time_base))
 
@@ -107,7 +107,7 @@ class FileDemuxer:
 
 
 def clock_may_jump(container: InputContainer) -> bool:
-    """Return whether the timestamps may jump in this container format, as in MPEG-TS."""
+    """Return whether timestamps may jump in the container's format, such as MPEG-TS."""
     return bool(Flags(container.format.flags) & Flags.ts_discont)
 
 

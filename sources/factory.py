@@ -210,7 +210,7 @@ def _live_source(
     retry: bool = True,
     largest: bool = False,
 ) -> LiveSource | None:
-    """Return the source of a live address or webcam, not yet connected; None if `text` is neither."""
+    """Return a source for a live address or a webcam number, not yet connected; None if `text` is neither."""
     scheme, separator, _ = text.partition("://")
     scheme = scheme.lower()
     name = stream or stream_name(text)

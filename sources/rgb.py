@@ -76,8 +76,8 @@ def pixel_aspect_of(*told: Fraction | None) -> Fraction:
 class RgbConverter:
     """Converts the frames of one connection to RGB on demand, one at a time. Thread-safe.
 
-    swscale contexts are reused. `VideoFrame.to_ndarray()` creates a context per call and is 17 times slower at 640×360.
-    Each conversion uses one thread. By default, swscale would start one thread per core and stream.
+    swscale contexts are reused: `VideoFrame.to_ndarray()` creates a context per call and is 17 times slower at 640×360.
+    Each conversion uses one thread, because swscale would start one thread per core and stream.
     """
 
     def __init__(self) -> None:

@@ -147,7 +147,7 @@ class Trainer:
     def optimiser(self, module: nn.Module, rate: Any, decay: float) -> torch.optim.AdamW:
         """Return an AdamW optimizer with one parameter group per learning rate.
 
-        Norms, biases and embeddings have no weight decay.
+        Normalization parameters, biases and embeddings have no weight decay.
         """
         found: dict[tuple[float, bool], list[nn.Parameter]] = {}
         for name, parameter in module.named_parameters():

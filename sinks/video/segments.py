@@ -104,7 +104,7 @@ class SegmentNames:
         return len(Path(self.pattern).parts) - len(self.root.parts) - 1
 
     def owns(self, path: Path) -> bool:
-        """Return whether a file belongs to the recording, including earlier runs and unfinished segments."""
+        """Return whether a file belongs to the recording, by its name. Includes earlier runs and unfinished files."""
         return self._mine.fullmatch(str(path)) is not None
 
     @cached_property

@@ -88,7 +88,7 @@ class Client:
 
 
 class Connection(ServerConnection):
-    """A WebSocket connection with more limits than the package websockets has.
+    """A WebSocket connection with limits that the package websockets lacks.
 
     It limits the number of connections, the size of a request, and the number of bytes that the client has not read.
 
@@ -129,7 +129,7 @@ class Connection(ServerConnection):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Process received data. Disconnect if the request is too long or the client does not read replies."""
+        """Process received data. Disconnect if the request is too long, or if the client reads too slowly."""
         if self.request is None:
             self._request_bytes += len(data)
         if self._request_bytes > _MAX_REQUEST_BYTES:

@@ -6,7 +6,7 @@
     …&origin=https://example.org                          allows that page to connect; may be repeated
     …&max_clients=32                                      maximum number of connected clients
 
-A complete client (`?stream=door&stream=yard&mode=newest` in the address would limit the subscription):
+A complete client. Adding `?stream=door&stream=yard&mode=newest` to its URL would limit the subscription:
 
     import json
     from websockets.sync.client import connect
@@ -65,8 +65,8 @@ class WebSocketSink:
     """WebSocket server that sends each record to all subscribed clients. It runs in its own thread.
 
     Each client has a queue of 256 records or 2 MiB, so that no client delays the pipeline. For a slow client, the
-    oldest records are dropped, and the client receives their number. A client that reads nothing for `write_timeout_s`
-    is disconnected.
+    oldest records are dropped. The client then receives the number of dropped records. A client that reads nothing for
+    `write_timeout_s` seconds is disconnected.
 
     Args:
         target: address to listen on; see the module's description.

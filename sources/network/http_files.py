@@ -41,7 +41,7 @@ _BLOCK = 16
 
 
 class ReadableFile(Protocol):
-    """Interface of the file objects that FFmpeg reads through PyAV."""
+    """Interface of a file object that FFmpeg reads through PyAV."""
 
     def read(self, size: int) -> bytes:
         """Read at most `size` bytes; return b"" at the end of the file."""
@@ -75,7 +75,7 @@ class _Place:
 
 
 class _Connection(http.client.HTTPConnection):
-    """An open HTTP connection. `numeric` is the IP address of the server."""
+    """An open HTTP connection. `numeric` is the IP address that the connection uses."""
 
     def __init__(self, place: _Place, dialer: Dialer, timeout_s: float) -> None:
         self._secure, host, port = place.origin
@@ -344,7 +344,7 @@ class HttpFile:
         return self._length
 
     def readable(self) -> bool:
-        """Return True, as `io.IOBase` requires of a readable file."""
+        """Return True: a file over HTTP is readable."""
         return True
 
     def seekable(self) -> bool:

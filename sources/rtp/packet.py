@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(slots=True)
+@dataclass(slots=True)  # a frozen dataclass would take 1 µs longer to create
 class RtpPacket:
-    """One RTP packet. Not a frozen dataclass, because its creation would take 1 µs longer."""
+    """One RTP packet."""
 
     marker: bool
     payload_type: int

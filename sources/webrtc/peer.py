@@ -161,7 +161,7 @@ class Peer(ABC):
         self._mark_heard()
 
     def _replace(self, part: object, name: str, ours: object) -> Any:
-        """Replace a private attribute of an aiortc object until the peer is closed. Return the original value."""
+        """Replace a private attribute of an aiortc object until the peer is closed. Return its original value."""
         theirs = replace_private(part, name, ours)
         self._replaced.append((part, name, theirs))
         return theirs
@@ -196,7 +196,7 @@ class Peer(ABC):
             self._begin_close()
 
     async def _watch_silence(self) -> None:
-        """Close the peer if it sends neither frames nor reports, or does not connect, for `silence_s` seconds.
+        """Close the peer if it sends nothing, or does not connect, for `silence_s` seconds.
 
         Browsers send an RTCP report every second. A killed browser sends no RTCP BYE, and ICE would detect this only
         after 30 s or more.

@@ -1,8 +1,8 @@
 """WebRTC peer that publishes video to Saccade.
 
-Saccade replaces two parts of aiortc's receiver. The jitter buffer delays each frame, stops at a lost packet and is too
-small for large keyframes. The RTCP handler does not expose the sender's clock. `saccade.sources.webrtc.source` decodes
-the video.
+aiortc's jitter buffer is not used: it delays each frame, stops at a lost packet and is too small for large keyframes.
+RTCP packets are intercepted for the sender's clock, which aiortc does not expose. `saccade.sources.webrtc.source`
+decodes the video.
 """
 
 from __future__ import annotations
