@@ -19,7 +19,7 @@ REPORT = Path("out/flaky.txt")
 
 
 def failed() -> list[str]:
-    """Return the names of the tests that failed in pytest's last run."""
+    """Return the IDs of the tests that failed in the last pytest run."""
     return sorted(json.loads(FAILED.read_text())) if FAILED.exists() else []
 
 

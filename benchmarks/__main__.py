@@ -226,8 +226,7 @@ def bench_saccades(
 ) -> None:
     """Measure how many distant persons are detected with and without zoom windows (crops at full resolution).
 
-    Without CLIP, the input is a synthetic 4K scene with persons that are 60 to 75 pixels tall, at five positions. At
-    two of the positions, persons do not move.
+    Without CLIP, the input is a synthetic 4K scene with persons of 60 to 75 pixels height. Some of the persons move.
     """
     from benchmarks.flags import parse_small
     from benchmarks.saccades import find_far
@@ -316,7 +315,7 @@ def bench_soak(
 ) -> None:
     """Run a soak test with simulated cameras, all sinks, recordings and clients. Print the resource usage every minute.
 
-    At the end, print how fast each value grew after minute 10, with the confidence interval.
+    At the end, print the growth of each value per minute, with its 95 % confidence interval.
     """
     from benchmarks.soak.run import Soak, run_soak
 

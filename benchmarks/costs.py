@@ -1,4 +1,4 @@
-"""Computes the minimum number of bytes that a decode step reads, from the dimensions of a model."""
+"""Computes the minimum memory traffic of a decode step from the dimensions of a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MoondreamCosts:
     def decode_bytes(
         self, sequences: int, keys: int, dtype: str, experts: float | None = None, kv_dtype: str | None = None
     ) -> int:
-        """Return the number of bytes that a decode step of the task detect or point reads.
+        """Return the number of bytes that a decode step of a detect or point task reads.
 
         A step reads the weights once, and the KV cache of each sequence.
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks decode`: compares the GPU time of decode steps with the time to read their data."""
+"""`python -m benchmarks decode`: compares the GPU time of decode steps with the roofline (memory bandwidth)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class DecodeRow:
         rows: number of sequences in the step.
         median_ms, p99_ms: time of the whole step, including sampling and the next embedding.
         sampling_ms: median time to sample the next values.
-        floor_ms: minimum time: the time to read weights and KV cache at the measured memory bandwidth.
+        floor_ms: time to read weights and KV cache at the measured memory bandwidth (roofline).
         experts: mean number of experts used per layer, or None.
     """
 

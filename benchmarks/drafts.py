@@ -1,7 +1,7 @@
 """`python -m benchmarks drafts`: measures speculative decoding with the previous frame's answer as draft.
 
-On video clips, the benchmark counts decode steps per frame with and without drafts. It also measures the time per frame
-with predefined answers in which some boxes change. Predefined answers need no trained model.
+On video clips, the benchmark counts decode steps per frame with and without drafts. With predefined answers, it also
+measures the time per frame if some boxes change. Predefined answers need no trained model.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ClipRow:
         objects: mean number of boxes per frame.
         plain, drafted: mean decode steps per frame without and with drafts.
         plain_ms, drafted_ms: median time per frame without and with drafts.
-        accepted: fraction of draft values that the model accepted, 0 to 1.
+        accepted: acceptance rate of the draft values, 0 to 1.
         differ: number of frames whose boxes differ between the runs with and without drafts.
     """
 
@@ -63,9 +63,9 @@ class ClipRow:
 
 @dataclass(slots=True, frozen=True)
 class ScriptedRow:
-    """Results of a benchmark run in which the model's answers are fixed in advance and have `objects` boxes.
+    """Results with predefined answers of `objects` boxes.
 
-    `moved` is the number of boxes that change per frame; None for the run without drafts.
+    `moved` is the number of boxes that change per frame, or None without drafts.
     """
 
     objects: int
@@ -169,8 +169,8 @@ def _asked(
 ) -> tuple[list[Result], float, float, float]:
     """Detect a label in one image after another.
 
-    Return the results, the mean decode steps per frame, the median time per frame in milliseconds, and the fraction of
-    draft values that the model accepted.
+    Return the results, the mean decode steps per frame, the median time per frame in milliseconds, and the acceptance
+    rate of the draft values.
     """
     before, results, waits = engine.counters(), [], []
     for image in images:
@@ -188,10 +188,9 @@ def _places(result: Result) -> list[tuple[float, ...]]:
 
 
 class ScriptedOutput(BoxesOutput):
-    """State machine that returns predefined boxes and ignores the values that the model samples.
+    """Simulates a model that answers with predefined boxes. The values that the real model samples are ignored.
 
-    The predefined values are also the simulated samples, by which drafts are accepted. After a wrong draft value, the
-    simulated samples repeat the draft until the end of the object.
+    After a wrong draft value, the simulated samples repeat the draft until the end of the box.
 
     Args:
         boxes: x, y, width and height of each box.
@@ -209,11 +208,11 @@ class ScriptedOutput(BoxesOutput):
 
     @property
     def visible(self) -> bool:
-        """Always False, so that no detected box becomes a draft. The image does not show the predefined boxes."""
+        """Always False: boxes that the vision encoder detects are not used as drafts."""
         return False
 
     def commit(self, sampled: Sampled) -> bool:
-        """Count a decoding step and ignore the sampled values. Return True after the last step."""
+        """Append the next predefined value instead of `sampled`. Return True after the last value."""
         number, self._at = self._at, self._at + 1
         self._peek = number
         self._guess = list(self._next)
@@ -223,10 +222,9 @@ class ScriptedOutput(BoxesOutput):
         return super().commit((99.0, a, 0.0) if number % 3 == 0 else (a, b if kind is Phase.SIZE else 0.0, 0.0))
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """Return the next sample of the simulated model.
+        """Return the next sample of the simulated model: the predefined value, or None after the last value.
 
-        The sample is the predefined value, or the draft value if an earlier draft value of the same object was wrong.
-        Return None after the last value.
+        If an earlier draft value of the same box was wrong, the sample is the draft value.
         """
         number, self._peek = self._peek, self._peek + 1
         if number >= len(self._truth):
@@ -242,13 +240,13 @@ Boxes = tuple[tuple[float, float, float, float], ...]
 
 @dataclass(slots=True, frozen=True)
 class ScriptedDetect(Detect):
-    """Detect task that returns the predefined `boxes`. `before` are the boxes of the previous frame."""
+    """Detect task with the predefined answer `boxes`. `before` is the answer to the previous frame."""
 
     boxes: Boxes = ()
     before: Boxes = ()
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the state machine that produces the predefined boxes."""
+        """Return a `ScriptedOutput` with the predefined boxes."""
         return ScriptedOutput(self.boxes, self.before, max_steps)
 
 
@@ -260,7 +258,7 @@ def _values(boxes: Boxes) -> list[FedValue]:
 
 
 def _scripted(objects: int, moved: int, frame: int) -> Boxes:
-    """Return the predefined boxes of a frame, as fractions of the image. The first `moved` boxes move in each frame."""
+    """Return the predefined boxes of a frame, in normalized coordinates. The first `moved` boxes move in each frame."""
     boxes = []
     for i in range(objects):
         by = frame % 32 if i < moved else 0
@@ -284,7 +282,7 @@ def time_scripted(
         model: name, folder or Hugging Face Hub ID of a model, or `moondream-2-random`.
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         objects: number of boxes per answer.
-        moved: numbers of boxes that change per frame. Each number gives one row of results.
+        moved: numbers of boxes that change per frame; one row of results for each.
         dtype: name of the dtype, or None for the device's default.
         size: width and height of the images in pixels.
         frames: number of frames per row.
@@ -302,7 +300,7 @@ def time_scripted(
 def run_scripted(
     engine: Engine, images: Sequence[RgbImage], objects: int, moved: Sequence[int], frames: int
 ) -> list[ScriptedRow]:
-    """Measure as `time_scripted` does, with an existing engine and given images."""
+    """Measure the time per frame with predefined answers; see `time_scripted`."""
     rows = []
     for how_many in (None, *moved):
         key = None if how_many is None else ("bench", how_many)

@@ -1,7 +1,7 @@
 """`python -m benchmarks events`: measures the latency from the capture of a frame to the start of an event.
 
 The image is divided into zones, so that every moving object starts many events. A WebSocket client in this process
-records when it receives each event. Events, clips and snapshots are stored as usual.
+receives the events. Events, clips and snapshots are stored as usual.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class BeginBench(Measurement):
     frame_p95_ms: float
 
     def as_text(self) -> str:
-        """Return a summary of the event latencies in three lines."""
+        """Return the event latencies as text."""
         parts = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in self.parts.items())
         return (
             f"{self.source}, {self.frames} frames at {self.fps:.1f} fps, clock {self.clock}\n"

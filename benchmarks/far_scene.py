@@ -1,8 +1,8 @@
 """A synthetic 4K scene with small persons at known positions. Three persons move and two stand still.
 
 Five rectangles in the scene show the demo clip at reduced size, each with a different start time. A still rectangle
-shows a single frame. The background is a blurred, noisy image without persons. The ground truth is what the model
-detects in the clip at full size.
+shows a single frame. The background is a blurred, noisy image without persons. The ground truth consists of the boxes
+that the model detects in the clip at full size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Place:
         person: height of the tallest person in pixels.
         offset: index of the first frame of the clip.
         still: whether the rectangle always shows the same frame.
-        pace: playback speed: number of clip frames per frame of the scene.
+        pace: number of clip frames per frame of the scene (playback speed).
     """
 
     x: int
@@ -65,7 +65,7 @@ class FarScene:
 
     Args:
         clip: frames of the clip, (height, width, 3) uint8 RGB.
-        persons: boxes of the persons in each frame of the clip, as fractions of the frame.
+        persons: boxes of the persons in each frame of the clip, in normalized coordinates.
         width, height: size of the scene in pixels.
         places: rectangles that show the clip.
     """
@@ -131,7 +131,7 @@ def random_places(seed: int, clip: tuple[int, int] = (640, 360)) -> list[Place]:
 
     Args:
         seed: seed of the random numbers.
-        clip: width and height of the clip's frames in pixels. A person is two thirds as tall as the frame.
+        clip: width and height of the clip's frames in pixels.
     """
     width, height = 3840, 2160
     dice = np.random.default_rng(seed)

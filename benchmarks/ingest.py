@@ -47,7 +47,7 @@ class IngestBench(Measurement):
     pyav_p95_ms: float | None
 
     def as_text(self) -> str:
-        """Return a summary of the frame latencies in three lines."""
+        """Return the frame latencies in Saccade and PyAV as text."""
 
         def ages(median: float | None, p95: float | None) -> str:
             return "age unknown" if median is None or p95 is None else f"median {median:.1f} ms old, p95 {p95:.1f}"
@@ -60,10 +60,9 @@ class IngestBench(Measurement):
 
 
 def burnt_in_age_ms(image: RgbImage, now: float) -> float | None:
-    """Return the latency of a frame in milliseconds, from the time drawn into it; None if no time is readable.
+    """Return the latency of a frame in milliseconds, from the send time drawn into it; None if it is not readable.
 
-    The sender draws its Unix time in milliseconds into the top 20 rows, as 32 bits from left to right, least
-    significant bit first. A bright area is a 1.
+    The top 20 rows contain the Unix time in milliseconds as 32 bits, least significant bit first. Bright is 1.
 
     Args:
         image: (height, width, 3) uint8 RGB.
@@ -107,7 +106,7 @@ def time_ingest(target: str, *, seconds: float, transport: str) -> IngestBench:
 
 
 def _watch(source: Source, seconds: float) -> tuple[list[float | None], str, float]:
-    """Return the latency of each frame in milliseconds, the origin of the send times, and the duration in seconds."""
+    """Return the frame latencies in milliseconds, the clock of the send times, and the duration in seconds."""
     burnt: list[float | None] = []
     reported: list[float | None] = []
     begun = now = 0.0

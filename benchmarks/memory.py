@@ -55,7 +55,7 @@ class Held:
 
 @dataclass(slots=True, frozen=True)
 class MemoryBench:
-    """All memory measurements, and the growth of each memory value per minute after the warm-up."""
+    """Results of the memory benchmark."""
 
     model: str
     device: str
@@ -63,7 +63,7 @@ class MemoryBench:
     tasks: dict[str, int]
 
     def slope(self, name: str) -> Slope | None:
-        """Return the growth per minute of a memory value after the warm-up; None with fewer than 3 measurements."""
+        """Return the slope of a memory value after the warm-up, or None if there are fewer than 3 measurements."""
         warm = min(_WARM_S, self.rows[-1].seconds / 3)
         steady = [row for row in self.rows if row.seconds >= warm]
         return slope_of([row.seconds / 60 for row in steady], [getattr(row, name) for row in steady])
@@ -73,7 +73,7 @@ class MemoryBench:
         return json.dumps(asdict(self), indent=1)
 
     def as_text(self) -> str:
-        """Return the growth of memory, and the number of requests per task, as text."""
+        """Return a report of memory growth, and of the number of requests per task."""
         slopes = [f"{name} {self.slope(name) or '-'}" for name in ("allocated_mb", "reserved_mb", "rss_mb")]
         asked = ", ".join(f"{name} {count}" for name, count in sorted(self.tasks.items()))
         return f"{self.model} on {self.device}: slope a minute: {'; '.join(slopes)}\nasked: {asked}"

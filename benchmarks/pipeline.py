@@ -42,7 +42,7 @@ class PipelineBench(Measurement):
 
     Attributes:
         model, device, dtype: the model, its device and its dtype.
-        fps: frames per second that the source delivers, after `vid_stride`.
+        fps: frames per second of the source, after `vid_stride`.
         frames: number of records.
         median_ms, p99_ms: median and 99th percentile of the total latency.
         before_ms, after_ms: median time from the decoder to the start of inference, and from the result to the client.
@@ -61,7 +61,7 @@ class PipelineBench(Measurement):
     model_ms: float
 
     def as_text(self) -> str:
-        """Return a summary of the pipeline latencies in two lines."""
+        """Return the pipeline latencies as text."""
         return (
             f"{self.model} on {self.device} in {self.dtype}, {self.frames} records at {self.fps:g} fps\n"
             f"from the decoder to the socket, less the model's {self.model_ms:.1f} ms: median {self.median_ms:.2f} ms, "

@@ -29,7 +29,7 @@ Asked = list[tuple[RgbImage, list[Detect]]]
 
 @dataclass(slots=True, frozen=True)
 class PromptsRow:
-    """Results for a given number of prompts: all prompts on one image, or each prompt on a separate image.
+    """Time and memory of several prompts: all on one image, or each on a separate image.
 
     Attributes:
         prompts: number of prompts.
@@ -46,7 +46,7 @@ class PromptsRow:
 
 @dataclass(slots=True, frozen=True)
 class PromptsBench(Measurement):
-    """Results of the prompts benchmark for each number of prompts, with the model and its device."""
+    """Results of the prompts benchmark, one row per number of prompts."""
 
     model: str
     device: str

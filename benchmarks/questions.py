@@ -39,7 +39,7 @@ class QuestionsBench:
     """Results of the questions benchmark.
 
     Attributes:
-        without, beside: results of the cameras without questions, and with questions.
+        without, beside: frame results of the cameras without questions, and with questions.
         asked: number of questions.
         late: number of questions that missed the deadline of 2 s.
         failed: number of questions that failed for another reason.
@@ -56,7 +56,7 @@ class QuestionsBench:
 
     @property
     def moved(self) -> float:
-        """Relative increase of the 99th percentile of the frame latency due to questions. 0.1 means 10 % higher."""
+        """Relative increase of the p99 frame latency with questions. 0.1 means 10 % higher."""
         return self.beside.result_p99_ms / self.without.result_p99_ms - 1
 
     def as_json(self) -> str:
@@ -119,10 +119,7 @@ def time_questions(
 
 
 class _Asking:
-    """Context manager that submits questions until the `with` block ends.
-
-    The arrivals are random (Poisson) with a given mean rate.
-    """
+    """Submits questions to the model with Poisson arrivals, until the `with` block ends."""
 
     def __init__(self, engine: Engine, images: Sequence[RgbImage], per_second: float) -> None:
         self._engine, self._images, self._per_second = ModelAskEngine(engine), images, per_second

@@ -1,8 +1,7 @@
 """`python -m benchmarks saccades`: measures how many distant persons are detected with zoom windows.
 
 A zoom window is a crop of the frame at full resolution. The input is a clip or the synthetic scene of `far_scene`. The
-ground truth of a clip is a JSON file {"frames": {"0": [[x1, y1, x2, y2, …], …], …}} in fractions of the frame. Frames
-are processed one after another, at 10 frames per second of video.
+ground truth of a clip is a JSON file {"frames": {"0": [[x1, y1, x2, y2, …], …], …}} with normalized coordinates.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ class FarRow:
 
     Attributes:
         windows: maximum number of zoom windows per frame.
-        moving, still: recall of moving and of still persons at an IoU of 0.4, including boxes that were detected in a
-            zoom window of an earlier frame. None without such persons.
-        moving_found, still_found: recall with only the boxes that were detected in the same frame.
+        moving, still: recall of moving and of still persons at an IoU of 0.4, or None without such persons. Boxes from
+            zoom windows of earlier frames count.
+        moving_found, still_found: recall without boxes from earlier frames.
         precision: precision of all boxes, or None if there are no boxes.
         ms: median time per frame in milliseconds, including motion detection and inference.
         choose_ms: median time in milliseconds to find motion and choose windows.
@@ -60,7 +59,7 @@ class FarRow:
 
 @dataclass(slots=True, frozen=True)
 class FarBench(Measurement):
-    """Results of the saccades benchmark, one row per maximum number of windows."""
+    """Results of the saccades benchmark, one row per maximum number of zoom windows."""
 
     rows: tuple[FarRow, ...]
 
@@ -93,7 +92,7 @@ def find_far(
 
     Args:
         engine: engine with the model that detects the persons.
-        counts: each entry is a maximum number of windows per frame, and gives one row of results.
+        counts: maximum numbers of zoom windows per frame; one row of results for each.
         clip: a video file, or None for the synthetic scene.
         truth: file with the ground truth of the clip.
         seed: random seed for the positions of the persons in the scene. None uses fixed positions.

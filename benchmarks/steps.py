@@ -31,7 +31,7 @@ def time_step(engine: Engine, rows: int, position: int, repeats: int = 100) -> l
 
 
 def time_sampling(engine: Engine, rows: int) -> float:
-    """Return the median GPU time of sampling the coordinates of a step, in seconds.
+    """Return the median GPU time of coordinate sampling for `rows` sequences, in seconds.
 
     Raises:
         EngineError: if the engine is on a CPU or not idle.

@@ -46,13 +46,12 @@ _STEPS = ("tracker", "tracks", "zones and lines", "rules")
 
 @dataclass(slots=True, frozen=True)
 class StepCost:
-    """CPU time of one tracking stage in milliseconds per frame.
+    """CPU time per frame up to one tracking stage, in milliseconds.
 
     Attributes:
         objects: approximate number of objects per frame.
-        step: name of the stage. Each stage includes the previous ones: `tracker` (association and Kalman filter),
-            `tracks` (adds trails), `zones and lines` (adds three zones, two lines and smoothing), `rules` (adds five
-            rules).
+        step: last included stage: `tracker` (association and Kalman filter), `tracks` (trails), `zones and lines`
+            (three zones, two lines and smoothing) or `rules` (five rules).
         p50_ms, p99_ms: median and 99th percentile of the CPU time over all frames.
     """
 
@@ -64,7 +63,7 @@ class StepCost:
 
 @dataclass(slots=True, frozen=True)
 class TrackBench(Measurement):
-    """Results of the track benchmark, one row per stage and number of objects."""
+    """Results of the track benchmark, one row per tracking stage and number of objects."""
 
     frames: int
     costs: tuple[StepCost, ...]
@@ -91,7 +90,7 @@ def time_tracks(counts: Sequence[int], frames: int = 2000) -> TrackBench:
 
 
 def _time(count: int, frames: int) -> NDArray[np.float64]:
-    """Return the CPU time (4, frames) in milliseconds of each tracking stage in `_STEPS`, for the same boxes."""
+    """Return the CPU time up to each tracking stage in `_STEPS` and for each frame: (4, frames), in milliseconds."""
     tracker = Tracker(TrackerSettings(high=0.5, new=0.5, low=0.0))
     tracks = TrackStage()
     zones = AnalyzeStage(AnalyticsSettings.model_validate({"zones": _ZONES, "lines": _LINES}))
@@ -123,7 +122,7 @@ def _time(count: int, frames: int) -> NDArray[np.float64]:
 
 
 def walk(count: int, frames: int) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Simulate `count` walking objects. Return boxes (n, 4) and scores (n,) for each frame."""
+    """Simulate `count` moving objects. Return boxes (n, 4) and scores (n,) for each frame."""
     dice = np.random.default_rng(0)
     half = np.array(_SIZE) / 2
     places = dice.uniform(half, 1 - half, (count, 2))

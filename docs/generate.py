@@ -52,7 +52,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def readme_page(readme: Path, page: str) -> str:
-    """Convert a README to a page of the site. Links to READMEs and pages are adapted; other links become plain text."""
+    """Convert a README to a page of the site. Links to files outside `docs` become plain text."""
 
     def link(match: re.Match[str]) -> str:
         mark, text, target = match["mark"], match["text"], match["target"]

@@ -177,9 +177,9 @@ class Engine:
         return cls(loaded, info, vocabulary, config, progress=progress)
 
     def resolve(self, labels: Iterable[str]) -> list[str]:
-        """Return the class names of the model for labels that a user typed, such as 'people' or 'truck or bus'.
+        """Convert labels to class names of the model. For example, 'truck or bus' gives two class names.
 
-        The result has no duplicates. A model with an open vocabulary accepts every label.
+        The result has no duplicates. A model with an open vocabulary accepts every label unchanged.
 
         Raises:
             UnknownClassError: if the model has a closed vocabulary and a label matches no class.
@@ -242,8 +242,7 @@ class Engine:
             adapter: name of a loaded LoRA adapter, used for the image and the answers.
             stream: hashable key that all frames of one camera have in common. None for a single image.
             previous: result of the same model for a similar image. Its answers are used as drafts for equal tasks
-                (speculative decoding), instead of the stream's previous answers. The results do not change, see
-                `core.speculative`.
+                (speculative decoding), instead of the stream's previous answers.
             windows: additional parts of the image for `Detect` tasks. Each part takes as long as a whole image. The
                 detections of all parts are merged into one list.
 
@@ -261,10 +260,7 @@ class Engine:
         return self._submit(image, tasks, tiles, deadline_s, adapter, stream, previous, windows=windows)
 
     def input_size(self, width: int, height: int) -> tuple[int, int]:
-        """Return the (width, height) in pixels to which the model resizes an image of `width` × `height` pixels.
-
-        Details smaller than one pixel of the resized image are lost.
-        """
+        """Return the (width, height) in pixels to which the model resizes an image of `width` × `height` pixels."""
         vision = self._loaded.model.vision
         rows, columns = vision.tiling_of(height, width)
         if rows * columns > 1:
@@ -274,20 +270,20 @@ class Engine:
 
     @property
     def has_looks(self) -> bool:
-        """Whether the model supports `look`, which describes the appearance of an object."""
+        """Whether the model can compute appearance embeddings of objects (`look`)."""
         return self._loaded.look is not None
 
     def look(self, image: NDArray[np.uint8], box: tuple[float, float, float, float]) -> NDArray[np.float32]:
-        """Return the appearance descriptor (embedding) of an object, as a unit vector. Runs in the calling thread.
+        """Return the appearance embedding of an object, as a unit vector. Runs in the calling thread.
 
-        The dot product of two descriptors is the similarity of the objects, at most 1.
+        The dot product of two embeddings is their cosine similarity.
 
         Args:
             image: (height, width, 3) uint8 RGB.
-            box: (x1, y1, x2, y2) of the object, as fractions of the image.
+            box: (x1, y1, x2, y2) of the object, in normalized coordinates.
 
         Raises:
-            EngineError: if the model does not support appearance descriptors.
+            EngineError: if the model does not support appearance embeddings.
         """
         if self._loaded.look is None:
             raise EngineError(f"{self._info.name} cannot compute appearance embeddings of objects; use the model nano")
@@ -297,7 +293,7 @@ class Engine:
         return self._loaded.look(np.ascontiguousarray(image[y1 : max(y1 + 1, y2), x1 : max(x1 + 1, x2)]))
 
     def configure_stream(self, stream: Hashable, settings: StreamSettings) -> None:
-        """Set a stream's share of the engine, such as its weight and maximum frame rate. Can be called at any time.
+        """Set the scheduling weight and limits of a stream, such as its maximum frame rate. Can be called at any time.
 
         Raises:
             ValueError: if `settings` is not a `StreamSettings`.
@@ -309,7 +305,7 @@ class Engine:
         self._loop.configure(stream, settings)
 
     def forget_stream(self, stream: Hashable) -> None:
-        """Remove the settings and time estimates of a stream. Submitted requests still run."""
+        """Delete the settings and statistics of a stream. Submitted requests still run."""
         self._streams.pop(stream, None)
         self._loop.configure(stream, None)
 
@@ -388,14 +384,14 @@ class Engine:
     ) -> Points:
         """Return the centre points of all objects with a label. Blocks until the answer is complete.
 
-        `refs` restrict the search to parts of the image: points (x, y) and boxes (x1, y1, x2, y2), as fractions of the
-        image.
+        `refs` restrict the search to parts of the image: points (x, y) and boxes (x1, y1, x2, y2), in normalized
+        coordinates.
         """
         tasks = [Point(name, max_objects, conf, tuple(refs)) for name in self.resolve([label])]
         return self.submit(image, tasks).result().points
 
     def segment(self, image: Image | EncodedImage, object: str, refs: Sequence[Ref] = (), **options: Any) -> Outline:
-        """Return the outline of one object. `options` are attributes of `Segment`, such as `max_tokens`.
+        """Segment one object, and return its contour. `options` are attributes of `Segment`, such as `max_tokens`.
 
         Blocks until the answer is complete.
         """
@@ -413,22 +409,17 @@ class Engine:
         return self.submit(image, [Caption(length, max_tokens)]).result().texts[0]
 
     def counters(self) -> dict[str, float]:
-        """Return counters of the engine by name, such as steps, requests, queue length and used KV cache pages.
+        """Return metrics of the engine by name, such as steps, requests, queue length and used KV cache pages.
 
-        Thread-safe.
-
-        Names of counters that never decrease end in `_total`. `bubble` is the fraction of time in which the GPU was
-        idle although the engine had requests.
+        Thread-safe. Names of counters that never decrease end in `_total`. `bubble` is the fraction of time in which
+        the GPU was idle although the engine had requests.
         """
         kept = {"tasks_known": len(self._expanded), "cuda_graphs": self._executor.n_graphs}
         return {**self._loop.counters(), **kept}
 
     @property
     def idle_s(self) -> float:
-        """Total time without requests since loading, in seconds.
-
-        Unlike `counters`, reading this property does not start the timing of steps.
-        """
+        """Total time without requests since the engine was loaded, in seconds."""
         return self._loop.monitor.idle_s
 
     def prompt_tokens(self, task: Task) -> int:
@@ -442,9 +433,7 @@ class Engine:
         return self._loaded.model.limits
 
     def run_idle(self, work: Callable[[Executor[Any]], T]) -> T:
-        """Call `work(executor)` while no batch step is running, and return its result.
-
-        Benchmarks use this method.
+        """Call `work(executor)` while no batch step is running, and return its result. For benchmarks.
 
         Raises:
             EngineError: if the engine is busy or has encoded images.
@@ -478,7 +467,7 @@ class Engine:
         self.close()
 
     def expand(self, task: Task) -> Sequence[Task]:
-        """Split a task into one task per class of the model. The label 'truck or bus' gives two tasks.
+        """Split a task into one task per class of the model. For example, the label 'truck or bus' gives two tasks.
 
         Raises:
             ValueError: if `task` is not a task.
@@ -597,10 +586,10 @@ class Engine:
             self._loop.cancel(request, CancelledError())
 
     def _require_process(self) -> None:
-        """Check that this process created the engine.
+        """Check that this process created the engine. Its threads and GPU do not work after a fork.
 
         Raises:
-            EngineError: if this is a forked child process. The engine's threads and GPU do not work in a fork.
+            EngineError: if this is a forked child process.
         """
         if os.getpid() != self._process:
             raise EngineError("an engine cannot be used after a fork; load a new engine in the child process")

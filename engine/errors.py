@@ -1,7 +1,4 @@
-"""Errors of the engine, and messages about features that run in a slower implementation.
-
-Each message is one line that says what to do.
-"""
+"""Errors of the engine, and messages about slower fallback implementations. Each message is one line."""
 
 from __future__ import annotations
 
@@ -38,11 +35,11 @@ class UnknownClassError(EngineError):
 
 
 class PromptError(EngineError):
-    """Error: a prompt is too long, or the model has no tokens for a part of it."""
+    """Error: a prompt is too long, or it contains characters without tokens in the model's vocabulary."""
 
 
 class RequestTooLargeError(EngineError):
-    """Error: the prompts on one image need more space than the whole KV cache has."""
+    """Error: a request needs more KV cache pages, batch slots or adapter slots than the engine can provide."""
 
 
 class UnsupportedTaskError(EngineError):
@@ -54,15 +51,15 @@ class AdapterError(EngineError):
 
 
 class DeadlineError(EngineError):
-    """Error: a deadline passed before the answer was complete, or cannot be met.
+    """Error: a request missed its deadline, or cannot meet it.
 
     Attributes:
-        begun: whether the image was already prefilled.
+        begun: whether the request had already been admitted from the queue.
 
     Args:
-        begun: whether the image was already prefilled.
-        cropping_s: minimum time in seconds for cropping the image, if it ends after the deadline; otherwise None.
-        answering_s: estimated time in seconds from admission to result, if it ends after the deadline; otherwise None.
+        begun: whether the request had already been admitted from the queue.
+        cropping_s: minimum cropping time in seconds, if it exceeds the time left; otherwise None.
+        answering_s: estimated time in seconds from admission to result, if it exceeds the time left; otherwise None.
     """
 
     def __init__(self, begun: bool, cropping_s: float | None = None, answering_s: float | None = None) -> None:
@@ -78,7 +75,7 @@ class DeadlineError(EngineError):
 
 
 class SupersededError(EngineError):
-    """Error: while this frame was queued, a newer frame of the same stream superseded it."""
+    """Error: a newer frame of the same stream replaced this queued frame."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -91,10 +88,10 @@ class EngineClosedError(EngineError):
 
 
 class Fallbacks(list[str]):
-    """Collects messages about features that use a slower implementation on this machine; see `ModelInfo.fallbacks`."""
+    """Collects messages about features that use a slower fallback on this machine; see `ModelInfo.fallbacks`."""
 
     def note(self, what: str) -> None:
-        """Add a message about a slower implementation and log it, unless it was added before."""
+        """Add and log a message about a slower fallback, unless the message was added before."""
         if what not in self:
             self.append(what)
             log.warning("%s", what)

@@ -25,15 +25,15 @@ def bytes_of(rows: int, columns: int, yuv: bool) -> int:
 class YuvImage:
     """A decoded video frame in 8-bit YUV 4:2:0 with even sides, in main memory or on a CUDA device.
 
-    If a CUDA device has not finished writing the frame, the writes must be on the legacy default stream.
+    A frame on a CUDA device must be written on the legacy default stream, unless the writes have already ended.
 
     Attributes:
         y: (height, width) uint8 luma.
         u: (height / 2, width / 2) uint8 chroma.
         v: (height / 2, width / 2) uint8 chroma, with the same strides as `u`.
-        matrix: four conversion factors: v to red, u to blue, u to green and v to green. The last two are subtracted.
-            All factors are scaled by 65536 and valid for chroma from 16 to 240. (104597, 132201, 25675, 53279) is
-            BT.601, (117489, 138438, 13975, 34925) is BT.709.
+        matrix: conversion factors times 65536: v to red, u to blue, u to green and v to green (the last two are
+            subtracted). For example, BT.601 is (104597, 132201, 25675, 53279), and BT.709 is (117489, 138438, 13975,
+            34925). The factors are for limited-range chroma.
         full_range: whether all values use 0 to 255. Otherwise luma uses 16 to 235, and chroma 16 to 240.
     """
 
@@ -50,7 +50,7 @@ class YuvImage:
 
     @property
     def factors(self) -> Factors:
-        """Integer factors of the YUV to RGB conversion; see `rgb`."""
+        """Integer factors of the conversion from YUV to RGB; see `rgb`."""
         return _factors(self.matrix, self.full_range)
 
     def to(self, device: torch.device) -> YuvImage:
@@ -77,8 +77,7 @@ class YuvImage:
     def rgb(self) -> torch.Tensor:
         """Convert the frame to (height, width, 3) uint8 RGB on the same device.
 
-        The result is byte-identical with FFmpeg's swscale on x86. Products are therefore truncated to multiples of 1/8,
-        and chroma is not interpolated.
+        The result is byte-identical to that of FFmpeg's swscale on x86. Chroma is not interpolated.
         """
         of_luma, of_red, of_green_u, of_green_v, of_blue, black = self.factors
         y = ((self.y.int() - black) * 8 * of_luma) >> 16

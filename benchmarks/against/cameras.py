@@ -1,4 +1,4 @@
-"""Simulates cameras on an overloaded engine. Compares Saccade's scheduling with one queue for all frames."""
+"""Compares Saccade's scheduling with one queue for all frames. Simulated cameras overload the engine."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ class _Seen:
 
 
 def compare(model: str, device: str, cameras: int, rounds: int, seconds: float) -> Comparison:
-    """Submit frames of simulated cameras to an overloaded engine, with Saccade's scheduling and with one queue.
-
-    Each round runs Saccade's scheduling for `seconds` seconds, and the single queue for the same time.
+    """Compare Saccade's scheduling with one queue for all frames, for `seconds` seconds each per round.
 
     Raises:
         EngineError: if the model cannot be loaded.
@@ -69,7 +67,7 @@ def compare(model: str, device: str, cameras: int, rounds: int, seconds: float) 
 
 
 def _offer(engine: Engine, images: list, rates: np.ndarray, seconds: float, *, streams: bool) -> Measured:  # type: ignore[type-arg]
-    """Submit each frame at its simulated capture time, and measure the latency until its result."""
+    """Submit each frame at its simulated capture time, and measure the latencies of the results."""
     arrivals = sorted(
         (n / rate + 0.37 * i / rate, i) for i, rate in enumerate(rates) for n in range(int(seconds * rate))
     )

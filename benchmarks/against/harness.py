@@ -1,6 +1,6 @@
 """Shared code of all comparisons: runs the compared programs in rounds, and saves the result as table, JSON and plot.
 
-Other processes on the machine can slow down a measurement. Each round therefore runs all programs one after the other.
+Each round runs all programs one after the other, because other processes on the machine can slow down a measurement.
 The table shows the median of each value over all rounds, and the median of its ratio to Saccade's value.
 """
 
@@ -42,7 +42,7 @@ class Comparison:
     Attributes:
         name: name of the benchmark command, and of the saved files.
         title: title of the table and plot, which says what is compared.
-        note: conditions that the reader needs to interpret the values.
+        note: conditions of the measurement.
         date: day of the measurement, ISO 8601.
         machine: hardware and operating system.
         versions: version of each package.
@@ -76,7 +76,7 @@ class Comparison:
         return statistics.median(self.values[side].get(figure) or [math.nan])
 
     def ratio(self, side: str, figure: str) -> float:
-        """Return the median ratio of another program's value to Saccade's value in the same round."""
+        """Return the median, over all rounds, of the ratio of a program's value to Saccade's value."""
         ours, theirs = (self.values[one].get(figure, []) for one in (next(iter(self.values)), side))
         ratios = [other / own for own, other in zip(ours, theirs, strict=False) if own]
         return statistics.median(ratios or [math.nan])
@@ -167,7 +167,7 @@ def begin(name: str, title: str, note: str, units: dict[str, str], packages: Seq
     Args:
         name: name of the benchmark command, and of the saved files.
         title: title of the table and plot, which says what is compared.
-        note: conditions that the reader needs to interpret the values.
+        note: conditions of the measurement.
         units: unit of each measured quantity.
         packages: names of the Python packages whose versions are stored.
     """

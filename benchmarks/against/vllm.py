@@ -68,7 +68,7 @@ class Config:
 
     Attributes:
         dtype: dtype of Saccade's engine, and prefix of the names of results.
-        side: name of vLLM with this configuration in the comparison.
+        side: column name of vLLM in the comparison.
         options: additional arguments of `vllm.LLM`.
     """
 
@@ -86,14 +86,13 @@ CONFIGS = {
 
 @dataclass(slots=True, frozen=True)
 class Program:
-    """A program with a loaded model. Each function returns its duration in seconds.
+    """A program (Saccade or vLLM) with a loaded model. Its functions return durations in seconds.
 
     Attributes:
-        answer: processes the given number of images, at most 32 at a time, with the given number of objects per answer.
-        decode: answers the given number of prompts at the same time, with the given number of objects per answer. The
-            difference between two calls is the time of decode steps, without prefill.
-        answer_preprocessed: like `answer`, but without the time to preprocess images. None if the engine cannot
-            separate preprocessing.
+        answer: function (images, objects) that processes images in batches of at most 32, with this number of objects
+            per answer.
+        decode: function (prompts, objects) that answers all prompts in one batch.
+        answer_preprocessed: like `answer`, without image preprocessing; None if the program cannot separate it.
     """
 
     answer: Callable[[int, int], float]
@@ -203,7 +202,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def figures(program: Program, requests: int, images: int) -> Iterator[tuple[str, float]]:
-    """Measure a program and yield the name and value of each result. Only the last value of a name counts.
+    """Measure a program and yield the name and value of each result. A later value replaces earlier values of a name.
 
     Args:
         program: loaded model.
@@ -230,7 +229,7 @@ def figures(program: Program, requests: int, images: int) -> Iterator[tuple[str,
 
 
 def _repeat(work: Callable[[], float], count: int) -> list[float]:
-    """Call `work` at least once and up to `count` times, within the time limit `_FIGURE_S` in seconds."""
+    """Call `work` `count` times and return the results. Stop early, but after at least one call, at a time limit."""
     stop = time.monotonic() + _FIGURE_S
     values = [work()]
     while len(values) < count and time.monotonic() < stop:
@@ -356,7 +355,7 @@ def register() -> None:
 
 @contextmanager
 def load_saccade(config: Config) -> Iterator[Program]:
-    """Load Saccade's random model on the GPU."""
+    """Load the model with random weights into Saccade."""
     from saccade.engine.golden.random_model import random_engine
 
     with random_engine("cuda", config.dtype, name=_MODEL) as engine:
@@ -364,7 +363,7 @@ def load_saccade(config: Config) -> Iterator[Program]:
 
 
 def saccade_program(engine: Engine) -> Program:
-    """Return the functions to measure. The engine's answers must always have the maximum number of objects."""
+    """Return the functions to measure. Every answer of the engine must have the maximum number of objects."""
     import numpy as np
 
     from saccade.engine import Detect
@@ -393,7 +392,7 @@ def saccade_program(engine: Engine) -> Program:
 
 @contextmanager
 def load_vllm(config: Config, folder: str) -> Iterator[Program]:
-    """Load a model folder that `write_model` wrote into vLLM."""
+    """Load a model folder (see `write_model`) into vLLM."""
     import numpy as np
     from PIL import Image
     from vllm import LLM, SamplingParams

@@ -103,10 +103,7 @@ def count(truth: Rows, found: Rows, distractors: Rows | None = None) -> Counts:
 
 
 def best_pairs(gain: Floats) -> tuple[Ints, Ints]:
-    """Pair rows with columns one-to-one so that the total gain is as high as possible. Return rows and columns.
-
-    If there are more rows than columns, all columns are paired; otherwise all rows.
-    """
+    """Solve the linear assignment problem: return row and column indices of the pairs with the highest total `gain`."""
     if not gain.size:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     _, column_of, _ = lap.lapjv(gain.max() - gain, extend_cost=True)
@@ -180,7 +177,7 @@ def _count_hota(frames: list[_Frame], counts: Counts) -> None:
 
 
 def _together(frames: list[_Frame], weight: Callable[[_Frame], Floats]) -> Floats:
-    """Return the sum of the matrices `weight(frame)` over all frames, (objects, tracks)."""
+    """Return the sum of `weight` over all frames for each pair of object and track: (objects, tracks)."""
     true = 1 + max((int(frame.truth.max(initial=-1)) for frame in frames), default=-1)
     found = 1 + max((int(frame.found.max(initial=-1)) for frame in frames), default=-1)
     total: NDArray[np.float64] = np.zeros((true, found))

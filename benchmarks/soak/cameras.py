@@ -61,10 +61,10 @@ class Camera:
     """State of a simulated camera with its current faults. All clients of the camera share it.
 
     Attributes:
-        loops: encoded clips, one per frame size. The current one is sent in a loop.
+        loops: encoded clip in each frame size.
         size: index of the current frame size in `loops`.
         frozen, refusing, losing: whether the camera is frozen, refuses connections, or loses packets.
-        clients: open connections. A fault can close them.
+        clients: open connections.
         faults: number of faults so far.
     """
 
@@ -95,7 +95,7 @@ class Camera:
                 setattr(self, fault, False)
 
     def hang_up(self) -> None:
-        """Close all connections of the camera's clients."""
+        """Close all client connections of the camera."""
         for client in self.clients:
             client.close()
 

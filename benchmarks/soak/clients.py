@@ -1,8 +1,4 @@
-"""Simulated clients that connect and disconnect, and simulated webhook and MQTT servers that sometimes fail.
-
-Each visit is a coroutine that connects, uses the API and disconnects. Visits run in random order until a `with` block
-ends.
-"""
+"""Simulated clients that connect and disconnect, and simulated webhook and MQTT servers that sometimes fail."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ _ONLINE_S = 180.0  # how long it is there, on average
 
 
 class Visits:
-    """Simulates clients that connect, use the API and disconnect (visits). Counts successful and failed visits.
+    """Simulates clients of the API. In each visit, a client connects, uses the API and disconnects.
 
     Args:
         http, feed: URLs of the API and of the WebSocket feed.
@@ -155,7 +151,7 @@ class Visits:
 
 @contextmanager
 def visiting(visits: Visits) -> Iterator[None]:
-    """Run client visits in a thread until the `with` block ends."""
+    """Run simulated clients in a thread until the `with` block ends."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(visits.run())
 
@@ -180,7 +176,7 @@ def visiting(visits: Visits) -> Iterator[None]:
 
 class _Receiver(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
-        """Accept a record. Answer one in twenty requests with an HTTP error."""
+        """Accept a record (webhook). One in twenty requests fails with an HTTP error."""
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.send_response(500 if random.random() < 0.05 else 200)
         self.send_header("Content-Length", "0")
@@ -192,7 +188,7 @@ class _Receiver(BaseHTTPRequestHandler):
 
 @contextmanager
 def receiving() -> Iterator[str]:
-    """Run a web server that accepts records, and yield its address (URL)."""
+    """Run a webhook server, and yield its URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Receiver)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.2,))

@@ -57,7 +57,7 @@ def _arenas(libc: ctypes.CDLL) -> int:
 
 
 def objects() -> dict[str, int]:
-    """Return the number of objects of each type in Python's garbage collector, for the most frequent types."""
+    """Return the number of Python objects of the most frequent types, by type."""
     counts: Counter[str] = Counter()
     for one in gc.get_objects():
         kind = type(one)

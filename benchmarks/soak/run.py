@@ -64,13 +64,13 @@ class Soak:
 
     @property
     def warm_up(self) -> float:
-        """Number of minutes at the start of a soak test that are excluded when growth is computed."""
+        """Duration of the warm-up in minutes. Slopes are computed after the warm-up."""
         return min(_WARM_MIN, self.minutes / 3)
 
 
 @dataclass(slots=True)
 class Minute:
-    """Resource use of the process at the end of a minute.
+    """Resource use of the measured Saccade process in one minute of a soak test.
 
     Attributes:
         minute: minutes since the first result.
@@ -109,30 +109,27 @@ class Minute:
 
 @dataclass(slots=True)
 class SoakResult:
-    """Result of a soak test: resource use in each minute, and its growth after minute 10.
-
-    If the test is shorter than 30 minutes, the growth is computed after the first third.
-    """
+    """Result of a soak test: resource use in each minute, and counts of client visits."""
 
     soak: Soak
     minutes: list[Minute]
     visits: dict[str, int]
 
     def after_warm_up(self) -> list[Minute]:
-        """Measurements after the warm-up, from which the growth is computed."""
+        """Return the resource use of the minutes after the warm-up."""
         return [one for one in self.minutes if one.minute > self.soak.warm_up]
 
     def slope(self, name: str) -> Slope | None:
-        """Return the growth per minute of an attribute of `Minute`, or of an entry of `Minute.malloc`.
+        """Return the slope of an attribute of `Minute`, or of an entry of `Minute.malloc`, after the warm-up.
 
-        Return None if there are fewer than 3 measurements after the warm-up.
+        Returns None if there are fewer than 3 measurements.
         """
         steady = self.after_warm_up()
         values = [getattr(one, name) if hasattr(one, name) else one.malloc.get(name, 0.0) for one in steady]
         return slope_of([one.minute for one in steady], values)
 
     def grown(self) -> list[tuple[str, int, int]]:
-        """Return the Python types whose object count grew after the warm-up, as (name, count before, final count)."""
+        """Return Python types and their object counts: (name, count after the warm-up, final count)."""
         steady = self.after_warm_up()
         if len(steady) < 2:
             return []
@@ -148,7 +145,7 @@ class SoakResult:
         return json.dumps({"soak": asdict(self.soak), "minutes": kept, "visits": self.visits}, indent=1)
 
     def as_text(self) -> str:
-        """Return the growth per minute, and the Python types whose object count grew, as text."""
+        """Return a report of memory growth, recording gaps and client visits."""
         names = ("rss_mb", "used_mb", "threads", "descriptors", "blocks")
         lines = ["slope a minute, ± half of the 95 % interval:"]
         lines += [f"  {name:12} {self.slope(name) or '-'}" for name in names]
@@ -252,7 +249,7 @@ def _settings(soak: Soak, folder: Path, cameras: int, http: int, sinks: list[str
 
 @contextmanager
 def _cameras(soak: Soak) -> Iterator[int]:
-    """Run the simulated cameras in a process, and yield their port."""
+    """Run the simulated cameras in a separate process, and yield the port of their RTSP server."""
     given = [soak.clip, str(soak.streams), str(soak.fps), *([str(soak.seed)] if soak.faults else [])]
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.soak.cameras", *given], stdout=subprocess.PIPE, text=True
@@ -310,7 +307,7 @@ def _product(soak: Soak, folder: Path, settings: Path) -> Iterator[_Product]:
 
 
 class _Watch:
-    """Reads the resource use of the measured process from /proc, its metrics endpoint and its statistics thread."""
+    """Measures the resource use of the Saccade process, from /proc, its metrics endpoint and `product`."""
 
     def __init__(self, product: _Product, http: str, folder: Path, names: list[str]) -> None:
         self._product, self._http, self._folder, self._names = product, http, folder, names
@@ -331,7 +328,7 @@ class _Watch:
         raise RunFailed(f"the first result did not arrive within {_LONG_S:.0f} s; see {self._folder}/log.txt")
 
     def minutes(self, count: float, warm_up: int) -> Iterator[Minute]:
-        """Yield the resource use at the end of each minute. Traced allocations count from the end of the warm-up."""
+        """Yield the resource use in each minute. Traced allocations count from the end of the warm-up."""
         begun, readings = time.monotonic(), []
         self._product.observe("reset")
         number = 0
@@ -367,7 +364,7 @@ class _Watch:
         )
 
     def _recorded(self, since: float, until: float) -> tuple[float, dict[str, int]]:
-        """Return the recorded fraction of a time range, and the number of gaps in it by reason."""
+        """Return the fraction of a time range that is recorded, and the number of recording gaps by reason."""
         seconds, gaps = 0.0, Counter[str]()
         for name in self._names:
             url = f"{self._http}/streams/{name}/recording/spans?from={since:.3f}&to={until:.3f}"

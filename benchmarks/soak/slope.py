@@ -26,8 +26,7 @@ class Slope:
 def slope_of(minutes: Sequence[float], values: Sequence[float]) -> Slope | None:
     """Return the least-squares slope of the values with its 95 % confidence interval, or None for fewer than 3 values.
 
-    Successive values are correlated. The confidence interval is therefore computed for a smaller, effective number of
-    values, which follows from the autocorrelation of the residuals and is at least 3.
+    The confidence interval uses the effective sample size (at least 3), because successive values are autocorrelated.
 
     Args:
         minutes: time of each value in minutes.

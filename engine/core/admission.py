@@ -155,7 +155,7 @@ class Admission(Generic[ImageT]):
 
     Args:
         config: engine configuration.
-        end: callback that ends a superseded request, or a request that cannot meet its deadline. It must call `over`.
+        end: callback that ends a request with an error. It must call `over`.
 
     Attributes:
         late: number of queued requests that ended with an error because they could not meet their deadline.
@@ -357,8 +357,8 @@ class AdmissionLead:
         Args:
             images: number of images in the prefill.
             seconds: time from the start of the prefill until the step loop read its results.
-            late: whether the prefill ended before the step loop started to wait for it. `seconds` is then too long and
-                is multiplied by `lead_late`.
+            late: whether the step loop noticed the end of the prefill too late. `seconds` is then multiplied by
+                `lead_late`.
         """
         if late:
             seconds *= self._config.lead_late

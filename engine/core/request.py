@@ -377,9 +377,9 @@ class Step(Generic[ImageT]):
 
 
 def remembered(known: dict[Task, T], task: Task, make: abc.Callable[[Task], T], most: int) -> T:
-    """Return `make(task)` from the cache `known`, which is cleared when it has `most` entries.
+    """Return the cached value of a task, or compute it with `make(task)`.
 
-    Tasks that are not hashable are not cached.
+    The cache `known` is cleared when it has `most` entries. Tasks that are not hashable are not cached.
     """
     try:
         found = known.get(task)

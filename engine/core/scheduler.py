@@ -137,7 +137,7 @@ class Scheduler(Generic[ImageT]):
         return self._config.images_per_prefill - len(self._admitted)
 
     def wake_at(self, now: float) -> float:
-        """Return the time in seconds of the next event: a deadline, or a request that `max_fps` permits."""
+        """Return the earliest time in seconds at which a deadline passes, or `max_fps` permits a request."""
         return min(self.soonest, self.admission.wake_at(now))
 
     # ---- requests

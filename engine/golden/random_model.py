@@ -29,7 +29,7 @@ def random_engine(
     drafts: bool = False,
     kv_dtype: str | None = None,
 ) -> Engine:
-    """Return an engine for a model with random weights. Every label is allowed, and each character is one token.
+    """Return an engine for a model with random weights. Every label is valid, and each character is one token.
 
     Args:
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
