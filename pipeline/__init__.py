@@ -1,4 +1,4 @@
-"""Video pipeline: reads video sources, runs the engine on their frames, and sends the results to sinks.
+"""Video pipeline: reads video sources, runs the engine on the frames, and sends the results to sinks.
 
     from saccade.pipeline import Output, Streams
 

@@ -7,7 +7,7 @@
       user: X-Forwarded-User
       role: X-Forwarded-Groups            # if its values map to several roles, the highest role applies
       roles: {admins: admin, guards: viewer}
-    audit: audit.jsonl                    # one line per change: time, client, change and HTTP status
+    audit: audit.jsonl                    # one JSON line per change: time, client, change and HTTP status
 
 A viewer can read. An operator can also change prompts, zones and rules, and query the model. An admin can also add and
 remove streams, and write the configuration.
@@ -67,7 +67,7 @@ class Client(BaseModel):
     Attributes:
         name: name of the client, for the audit log.
         role: viewer, operator or admin.
-        token, token_file: token of the client, or the path of a file that contains the token.
+        token, token_file: token of the client, or path of a file with the token.
         streams: names of the streams that the client can access; empty for all streams.
     """
 
@@ -111,19 +111,19 @@ class _File(BaseModel):
 
 
 class Access(HttpAuth):
-    """Access control with a single token. Requests that contain this token have the role admin."""
+    """Access control with a single token. Clients with this token have the role admin."""
 
     @property
     def guarded(self) -> bool:
-        """Whether clients must authenticate."""
+        """Whether requests need a token or other credentials."""
         return self._token is not None
 
     def identify(self, request: Request) -> Client | None:
-        """Return the client that sent a request. Return None if access is denied."""
+        """Authenticate a request, and return its client. Return None if access is denied."""
         return ANYONE if self._token is None or self.has_token(request, self._token) else None
 
     def note(self, client: Client, change: str, status: int, origin: str | None) -> None:
-        """Write a change, its HTTP status and the client's IP address to the audit log. The call can block."""
+        """Write a change, its HTTP status and the client's IP address to the audit log. This call can block."""
 
 
 class RoleAccess(Access):
@@ -150,7 +150,7 @@ class RoleAccess(Access):
         self._lock = threading.Lock()
 
     def identify(self, request: Request) -> Client | None:
-        """Return the client that sent a request. Return None if access is denied."""
+        """Authenticate a request, and return its client. Return None if access is denied."""
         found = None
         for token, client in self._clients.items():  # compares all tokens, so that the time reveals nothing
             if self.has_token(request, token):
@@ -158,7 +158,7 @@ class RoleAccess(Access):
         return found or self._behind_proxy(request)
 
     def note(self, client: Client, change: str, status: int, origin: str | None) -> None:
-        """Append a change to the audit log file. The call can block."""
+        """Append a change, its HTTP status and the client's IP address to the audit log file. This call can block."""
         line = {
             "at": round(time.time(), 3),
             "client": client.name,
@@ -173,7 +173,7 @@ class RoleAccess(Access):
                 file.write(json.dumps(line) + "\n")
 
     def _behind_proxy(self, request: Request) -> Client | None:
-        """Return the client that a trusted reverse proxy has authenticated. Return None for any other request."""
+        """Return the client that a trusted reverse proxy has authenticated. Return None if there is no such client."""
         proxy = self._proxy
         if proxy is None or not _is_among(address_of(request), proxy.addresses):
             return None
@@ -187,14 +187,14 @@ class RoleAccess(Access):
 class WorkerAccess(Access):
     """Access control of a worker process. Only the controller process can send requests to a worker.
 
-    The controller sends the client of each request (name, role and streams) in a header.
+    The controller forwards requests of clients. A header contains the name, role and streams of the client.
 
     Args:
         secret: secret that the controller and the worker share.
     """
 
     def identify(self, request: Request) -> Client | None:
-        """Return the client that the controller sent in the header of a request. Return None if access is denied."""
+        """Authenticate the controller, and return the client in the request header. Return None if access is denied."""
         if super().identify(request) is None:
             return None
         try:
@@ -204,27 +204,27 @@ class WorkerAccess(Access):
 
 
 def client_of(request: Request) -> Client:
-    """Return the client that sent a request. Access control must have accepted the request before."""
+    """Return the client of an authenticated request."""
     client: Client = request.scope[_CLIENT]
     return client
 
 
 def headers_for(client: Client) -> dict[str, str]:
-    """Return the HTTP headers that describe the client in a request to a worker, without the worker's secret."""
+    """Return the HTTP header that tells a worker the name, role and streams of a client."""
     return {CLIENT_HEADER: client.model_dump_json(include={"name", "role", "streams"})}
 
 
 def address_of(request: Request) -> str | None:
-    """Return the IP address of the client that sent a request. Return None if the address is unknown."""
+    """Return the client's IP address. Return None if the address is unknown."""
     return request.client.host if request.client else None
 
 
 class AccessGuard(Guard):
-    """Checks the client, role and streams of every HTTP request, and writes changes to the audit log.
+    """Authenticates and authorizes every HTTP request, and writes changes to the audit log.
 
     Args:
         routes: routes of the application.
-        access: identifies the client of each request.
+        access: authenticates clients.
     """
 
     def __init__(self, routes: Sequence[BaseRoute], access: Access) -> None:
@@ -232,12 +232,13 @@ class AccessGuard(Guard):
         self._access = access
 
     def admit(self, request: Request, route: BaseRoute | None) -> None:
-        """Check that the client can send a request. A route without a declared role requires an admin.
+        """Check that the client has the required role and access to the stream.
+
+        A route without a role requires an admin.
 
         Raises:
-            HttpError: with status 401 if the token is missing or invalid. With status 403 if the client lacks the role
-                of the route or access to the stream, or if an API without tokens is requested under a host name other
-                than localhost.
+            HttpError: with status 401 if the token is missing or invalid; with status 403 if the client lacks the role
+                or the stream, or if the host name of an API without tokens is not localhost.
         """
         if not self._access.guarded and not _is_local_name(request.headers.get("Host", "")):
             # A web page can make its name resolve to this machine (DNS rebinding) and read without a token.
@@ -260,7 +261,7 @@ class AccessGuard(Guard):
             raise HttpError(403, f"{client.name} can only access {', '.join(client.streams)}")
 
     def error(self, request: Request, status: int, line: str, headers: Any) -> Response:
-        """Return an error message of one line as JSON. For a path under /v1, return an error object of OpenAI's API."""
+        """Return an error message as JSON. For a path under /v1, the JSON object has the format of OpenAI's API."""
         described: Any = line
         if request.scope["path"].startswith("/v1/"):
             kind = {401: "authentication_error", 403: "permission_error"}.get(status)
@@ -269,9 +270,9 @@ class AccessGuard(Guard):
         return JSONResponse({"error": described}, status, headers)
 
     async def note(self, request: Request, route: BaseRoute | None, status: int) -> None:
-        """Write each request that changes a setting, a stream or an event to the audit log.
+        """Write a request to the audit log if it changes a setting, a stream or an event.
 
-        Reads, video sessions, model queries and rule checks are not logged.
+        Reads, WHEP sessions (viewers), model queries and rule checks are not logged.
         """
         client: Client | None = request.scope.get(_CLIENT)
         if client is None or request.method in _READING or _is_no_change(request.scope["path"]):

@@ -1,7 +1,6 @@
-"""Runs the model for HTTP requests. The number of concurrent requests is limited, so that video streams keep priority.
+"""Runs the model for HTTP requests. The number of concurrent requests is limited to give priority to video streams.
 
-A request waits before its body is read, so that waiting requests hold no images in memory, and a slow client does not
-block the inference engine. Images are decoded in threads.
+A request waits before its body is read, so that waiting requests need no memory. Images are decoded in threads.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ T = TypeVar("T")
 
 
 class Asker:
-    """Runs an inference engine for HTTP clients.
+    """Sends requests of HTTP clients to an inference engine.
 
     Args:
         engine: the inference engine.
-        at_once: maximum number of concurrent requests. None means one on a CPU and eight on a GPU.
+        at_once: maximum number of concurrent requests. The default None means 1 on a CPU, and 8 on a GPU.
     """
 
     def __init__(self, engine: Engine, at_once: int | None = None) -> None:
@@ -55,12 +54,12 @@ class Asker:
 
     @property
     def model_name(self) -> str:
-        """The name of the model. For a local model, the name of its folder."""
+        """The name of the model. For a model that was loaded from a folder, the name of the folder."""
         name = self.engine.model.name
         return Path(name).name if os.path.isdir(name) else name
 
     async def decode(self, decode: Callable[[], T]) -> T:
-        """Decode data of a client in a thread.
+        """Run `decode`, which decodes data of a client, in a thread.
 
         Raises:
             HttpError: with status 400 if `decode` raises ValueError.
@@ -87,12 +86,12 @@ class Asker:
         task: Query | Caption | Segment,
         done: Callable[[Result], object] = lambda result: None,
     ) -> AsyncGenerator[str]:
-        """Yield the generated text in pieces. Closing the generator cancels the generation.
+        """Yield a generated text in pieces. Closing the generator cancels the generation of the text.
 
         Args:
             image: (height, width, 3) uint8 RGB image of the request; None for a question without an image.
             task: task that generates text.
-            done: called at the end with the complete result.
+            done: callback that receives the complete result.
 
         Raises:
             HttpError: if the engine fails or is overloaded.
@@ -155,7 +154,7 @@ class Bodies:
     def place(self) -> AbstractAsyncContextManager[None]:
         """Return a context manager that waits while too many request bodies with images are in memory.
 
-        Until the `with` block ends, the body of the caller counts as in memory.
+        The request body of the caller is counted until the `with` block ends.
 
         Raises:
             HttpError: with status 503 after a wait of 60 s.
@@ -165,7 +164,7 @@ class Bodies:
 
 @dataclass(slots=True, frozen=True)
 class Askers:
-    """The engines that serve HTTP requests. Both attributes can refer to the same engine.
+    """The engines that serve HTTP requests. Both can be the same engine.
 
     Attributes:
         finding: engine for object detection.
@@ -177,9 +176,9 @@ class Askers:
 
 
 class ModelRoute(WorkerRoute):
-    """A route that accepts an image in the request body.
+    """A route that accepts images in the request body.
 
-    While too many request bodies are in memory, the bodies of further requests are not read.
+    The number of request bodies in memory is limited. Above the limit, a request waits before its body is read.
     """
 
     most = 16 * 1024 * 1024
@@ -187,7 +186,7 @@ class ModelRoute(WorkerRoute):
     surrogates = False
 
     async def handle_here(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Wait while too many request bodies are in memory, then handle the request in this process."""
+        """Wait while too many request bodies are in memory. Then handle the request in this process."""
         bodies: Bodies = scope["app"].state.parts[Bodies]
         async with bodies.place():
             await super().handle_here(scope, receive, send)

@@ -2,7 +2,7 @@
 
 Each call runs in a daemon thread with a timeout. The number of concurrent calls is limited.
 
-A `ThreadPoolExecutor` is unsuitable, because the interpreter waits for its threads at exit, even if they hang.
+A `ThreadPoolExecutor` is unsuitable. At exit, the interpreter would wait for its threads, even if they hang.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class BlockingCalls:
         Args:
             call: the blocking call.
             given: positional arguments of the call.
-            undo: called with the result if the call finishes after the timeout, to undo its effect.
+            undo: callback with the result of a call that finishes after the timeout, to undo its effect.
 
         Raises:
-            HttpError: if too many calls are running, or the call times out. The thread of a late call continues.
+            HttpError: if too many calls are running, or the call times out. The call then continues in its thread.
         """
         if not self._free.acquire(blocking=False):
             raise HttpError(503, f"{self._busy}; try again")

@@ -3,13 +3,13 @@
 A JSON schema defines the labels to detect and the answer format.
 
 A schema must contain an array of objects, either as the whole document or as a property. An object can have a label
-(`label`, `name`, `class`, `object`), a score (`score`, `confidence`) and a position. A position is one of:
+(`label`, `name`, `class`, `object`) and a score (`score`, `confidence`). An object must have one of these positions:
     `box`, `bbox`, `bbox_2d` or `box_2d`, as [x1, y1, x2, y2]
     `x_min`, `y_min`, `x_max`, `y_max`, or `x1`, `y1`, `x2`, `y2`
     `x` and `y`, or `point` as [x, y], for points
 
-Coordinates of type integer are pixels. Coordinates of type number are fractions of the image size. The labels are the
-`enum` of the label property. Without an `enum`, the prompt is the label.
+Coordinates of type integer are pixels. Coordinates of type number are normalized to 0 to 1. The labels are the `enum`
+of the label property. Without an `enum`, the prompt is the label.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class BoxSchema:
     Attributes:
         labels: labels to detect; empty if the prompt is the label.
         points: whether to detect points instead of boxes.
-        key: property that contains the array; None if the array is the whole answer.
-        fields: for each property name, the function that formats the property's value.
+        key: property that contains the array of objects; None if the array is the whole answer.
+        fields: functions that format the properties of an object, by property name.
     """
 
     labels: list[str]
@@ -80,7 +80,7 @@ class BoxSchema:
         return cls(labels, points, key, fields)
 
     def answer(self, result: Result) -> Any:
-        """Convert the detections to a JSON value that matches the schema."""
+        """Convert the detected boxes or points to a JSON value that matches the schema."""
         width, height = result.detections.width, result.detections.height
         found: list[Box | Spot] = [*(result.points.points if self.points else result.detections.boxes)]
         values = [{name: write(one, width, height) for name, write in self.fields.items()} for one in found]
@@ -88,7 +88,7 @@ class BoxSchema:
 
 
 def _array_in(schema: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
-    """Find the array in a JSON schema. Return the name of its property, and the schema of the array's items.
+    """Find the array of objects in a JSON schema. Return its property name, and the schema of an object.
 
     `$defs` references are resolved.
     """
@@ -118,7 +118,7 @@ def _labels_in(described: Mapping[str, Any]) -> list[str]:
 
 
 def _place(name: str, properties: Mapping[str, Any], described: Mapping[str, Any]) -> Write | None:
-    """Return the function that formats a position property, such as `bbox`. Return None for any other property."""
+    """Return the function that formats a position property, such as `bbox`, or None for any other property."""
     items = described.get("items")
     kind = items if isinstance(items, Mapping) else described
     pixels = kind.get("type") == "integer"

@@ -37,7 +37,7 @@ class ChoiceSchema:
 
     @classmethod
     def of(cls, schema: Mapping[str, Any]) -> ChoiceSchema | None:
-        """Parse a JSON schema. Return None if the schema does not describe a choice.
+        """Parse a JSON schema with a choice. Return None if the schema has no `enum`.
 
         Raises:
             ValueError: if the choices are not a list of 1 to 64 non-empty strings.
@@ -59,15 +59,15 @@ class ChoiceSchema:
         return cls(tuple(values), key)
 
     def answer(self, choice: str) -> str:
-        """Return a choice as JSON that matches the schema."""
+        """Return a JSON document that contains the choice and matches the schema."""
         return "".join(self._parts(choice))
 
     def logprobs(self, text: Text, most: int) -> dict[str, Any]:
         """Return the probabilities of the choices in the format of OpenAI's `logprobs`.
 
         Args:
-            text: the chosen answer, with the probability of each choice.
-            most: number of choices to include, the most probable first.
+            text: the model's answer, with the probability of each choice.
+            most: maximum number of choices to return, the most probable first.
         """
         before, _, behind = self._parts(text.text)
         probabilities = dict(text.probabilities or {text.text: 1.0})

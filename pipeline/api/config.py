@@ -1,4 +1,4 @@
-"""Routes for the configuration file."""
+"""Routes that show, reload, compare and save the configuration file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ routes = Routes("config")
 
 
 class FileCalls(BlockingCalls):
-    """Limits operations on the configuration file (load, save, compare) to one at a time."""
+    """Runs operations on the configuration file (load, save, compare) one at a time."""
 
     def __init__(self) -> None:
         busy = "the file is being read or written"
@@ -37,13 +37,13 @@ class HasFile(BaseModel):
 
 
 class SavedTo(BaseModel):
-    """The name of the configuration file to which the configuration was saved."""
+    """The name of the configuration file that was saved."""
 
     file: AnyText
 
 
 class ConfigChanges(BaseModel):
-    """The differences between two configurations, one line each."""
+    """The differences between two configurations, one text line per difference."""
 
     changes: list[AnyText]
 

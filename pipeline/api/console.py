@@ -1,4 +1,4 @@
-"""Routes for the web console: information about the model, and single frames of streams.
+"""Routes for the web console: information about the model, and the current frame of a stream.
 
 The web page can change the prompts of a stream over the WebRTC data channel. It sends {"detect": ["cat"]}. The server
 replies {"prompts": {…}, "colors": {…}} or {"error": "…"}.
@@ -41,7 +41,7 @@ seeing = Routes("console", WorkerRoute)
 
 @dataclass(slots=True, frozen=True)
 class Publishing:
-    """Settings for web pages that publish video.
+    """Settings for web pages that publish video, such as the video of a webcam.
 
     Attributes:
         prompts: initial prompts of a published video; None if publishing is off.
@@ -51,7 +51,7 @@ class Publishing:
 
 
 class ModelShown(BaseModel):
-    """Information for the web console: the model, the initial prompts, and whether the client can change streams."""
+    """Information for the web console: the model and its labels, the initial prompts, and the client's permissions."""
 
     model: str
     device: str
@@ -68,7 +68,7 @@ class ModelShown(BaseModel):
 
 @routes.get("/model", role="viewer", limited="always")
 async def model(controller: Wanted, who: Who, publishing: Annotated[Publishing, the(Publishing)]) -> ModelShown:
-    """Return the model, its labels, the initial prompts, and whether the client can change streams."""
+    """Return the model and its labels, the initial prompts, and the client's permissions."""
     info = controller.runner.model
     classes = None if info.classes is None else list(info.classes)
     asked = publishing.prompts or Prompts()
@@ -89,7 +89,7 @@ async def model(controller: Wanted, who: Who, publishing: Annotated[Publishing, 
 
 @seeing.get("/names", role="viewer", limited="always")
 async def names(here: InThisProcess, of: str = "") -> dict[str, Any]:
-    """Return the labels of the model that match the word `of`, and their colors.
+    """Return the model's labels for a word that the user typed (`of`), and the display colors of these labels.
 
     The response is {"names": ["bicycle"], "colors": {…}}, or {"error": "…"}.
     """
@@ -131,7 +131,7 @@ async def frame(
 
 
 def answer_page(here: Here, stream: str, text: str) -> str:
-    """Apply prompts that a web page sent over the data channel. Return the current prompts or an error as JSON."""
+    """Apply the prompts that a web page sent over the data channel. Return the stream's prompts or an error as JSON."""
     try:
         wanted = Prompts.model_validate(parse_json(text))
         if wanted.model_fields_set:

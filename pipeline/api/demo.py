@@ -1,7 +1,7 @@
 """The command `saccade demo`: serves a web page that shows a camera, the demo clip, a video file or a running stream.
 
-The page can also publish its own video with WHIP (RFC 9725). Over a data channel named "results", the page receives
-the detections of each frame as JSON, and can change the prompts of its stream.
+The page can also publish the video of a webcam with WHIP (RFC 9725). It receives the detections of each frame as JSON
+over a data channel named "results". Over this channel, it can also change the prompts of its stream.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MAX_PUBLISHERS = 4
 
 
 class _Cameras(Controller):
-    """A controller that plays every added video file in an endless loop, like a camera."""
+    """A controller that loops every video file endlessly, to simulate a camera."""
 
     def add(self, config: StreamConfig) -> StreamStatus:
         return super().add(config.model_copy(update={"loop": True}))
@@ -116,7 +116,7 @@ class Demo:
         self.url = f"{self._server.url}/"
 
     def close(self) -> None:
-        """Close the server and the streams, but not the engine. A second call does nothing."""
+        """Stop the server and the streams. The engine stays open. A second call does nothing."""
         try:
             self._server.close()
         finally:
@@ -124,7 +124,7 @@ class Demo:
 
     @property
     def streams(self) -> Streams:
-        """The running streams."""
+        """The streams that are running."""
         return self._local.streams
 
     def __enter__(self) -> Self:
@@ -136,7 +136,7 @@ class Demo:
     # ---- on the event loop
 
     def _take(self, source: WebRtcSource) -> None:
-        """Start a stream for the video that a web page publishes. Send the result of each frame to this page."""
+        """Start a stream for the video that a web page publishes. The page receives the result of each frame."""
 
         def send(frame: Frame, result: Result, latency: Latency) -> None:
             if source.messages.open:
@@ -171,11 +171,11 @@ async def _publish(request: Request, whip: _Whip) -> Response:
 
 @routes.delete("/whip/{session}", role="operator", limited="always")
 async def _leave(session: str, request: Request, whip: _Whip) -> Response:
-    """End a session in which a web page publishes video."""
+    """End a WHIP session, in which a web page publishes video."""
     return await whip.end(request)
 
 
 @routes.post("/offer", role="admin")
 async def _offer(request: Request, whip: _Whip) -> Response:
-    """Publish the video of a web page. The request contains the SDP offer and the response the SDP answer, as JSON."""
+    """Publish the video of a web page. The request is an SDP offer and the response an SDP answer, both as JSON."""
     return await whip.offer(request)

@@ -1,4 +1,4 @@
-"""Routes for stored events. The event store is read in threads, because reading blocks."""
+"""Routes for stored events, their media files, and false alarms. Blocking reads of the event store run in threads."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ routes = Routes("events")
 
 @dataclass(slots=True, frozen=True)
 class Stored:
-    """Provides stored events to the HTTP route handlers.
+    """The event store and the runner, as used by the HTTP route handlers.
 
     Attributes:
         store: event store of this machine, or of all machines.
-        runner: searches events with a model, stores false alarms, and passes them to the streams.
-        searching: lock that limits searches to one at a time. It is released when the search ends, even if the client
-            has disconnected earlier.
+        runner: runner of the streams; it also searches events with a model, and stores false alarms.
+        searching: lock that limits searches to one at a time. It is held until the search ends, even if the client
+            disconnects.
     """
 
     store: StoredEvents
@@ -48,14 +48,14 @@ class Stored:
 
     @property
     def away(self) -> dict[str, list[str]]:
-        """The unreachable machines as the response field `away`. Empty if all machines are reachable."""
+        """The unreachable machines, in the response field `away`. Empty if all machines are reachable."""
         names = list(self.store.away)
         return {"away": names} if names else {}
 
     def told(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Return the record of an event. If the event is a false alarm, add `false_alarm` and `held_back`.
+        """Return the record of an event. For a false alarm, add the fields `false_alarm` and `held_back`.
 
-        `held_back` is the number of similar detections that were suppressed.
+        `held_back` is the number of suppressed detections that were similar to the false alarm.
         """
         if not any(one.event == record["id"] for one in self.store.verdicts(record["stream"])):
             return record
@@ -73,9 +73,9 @@ Events = Annotated[Stored, the(Stored, "there is no event store; start Saccade w
 
 
 class EventList(BaseModel):
-    """One page of events, newest first.
+    """One page of stored events, newest first.
 
-    `after` is the value of the query parameter `after` for the next page. `away` lists the unreachable machines.
+    `after` is the query parameter for the next page. `away` lists the unreachable machines.
     """
 
     events: list[dict[str, Any]]
@@ -84,7 +84,7 @@ class EventList(BaseModel):
 
 
 class RuleNames(BaseModel):
-    """The names of rules that have events."""
+    """The names of the rules that have stored events."""
 
     rules: list[str]
     away: list[str] | None = None
@@ -100,8 +100,9 @@ class VerdictGiven(BaseModel):
 class VerdictShown(BaseModel):
     """An event that a user marked as a false alarm.
 
-    `held_back` is the number of similar detections that were suppressed. A similar detection with a score above
-    `needed` is not suppressed. `by_look` is false if only position and size are compared, and not the appearance.
+    `held_back` is the number of similar detections that were suppressed.
+
+    A detection is suppressed if its score is at most `needed`. `by_look` is false if appearance is not compared.
     """
 
     event: str
@@ -121,7 +122,7 @@ class VerdictList(BaseModel):
 
 
 class History(BaseModel):
-    """The object counts of a stream for each minute. Minutes without counts are omitted."""
+    """The object counts of a stream for each minute. Minutes in which nothing was counted are omitted."""
 
     minutes: list[dict[str, Any]]
     away: list[str] | None = None
@@ -160,9 +161,9 @@ async def list_events(request: Request, filters: Asked, events: Events) -> Event
 
 @routes.get("/events/search", role="operator", limited="asked")  # operator: it only reads, but uses the model
 async def search(request: Request, filters: Asked, events: Events) -> Response:
-    """Search events by a text. The model scores the snapshots.
+    """Search stored events by a text. The model compares the text with the snapshot of each event.
 
-    The best matches come first, each with its probability `match`. `away` lists the unreachable machines. With
+    The best matches come first. `match` is the probability of a match. `away` lists the unreachable machines. With
     `Accept: text/event-stream`, the response first reports the progress: `{"done": 3, "of": 50}`.
     """
     given = _given(request)
@@ -183,7 +184,7 @@ async def search(request: Request, filters: Asked, events: Events) -> Response:
 
 @routes.get("/events/rules", role="viewer", limited="asked", response_model_exclude_unset=True)
 async def rules(events: Events, stream: str | None = None) -> RuleNames:
-    """Return the names of rules that have events."""
+    """Return the names of the rules that have stored events."""
     return RuleNames(rules=await asyncio.to_thread(events.store.rules, stream), **events.away)
 
 
@@ -215,7 +216,7 @@ async def verdicts(events: Events, stream: str | None = None) -> VerdictList:
 async def judge(id: str, given: VerdictGiven, events: Events) -> None:
     """Mark an event as a false alarm, or remove the mark.
 
-    Later detections that are similar are suppressed, unless their score is clearly higher.
+    Similar detections are suppressed from then on, unless their score is clearly higher.
     """
     with bad_values(422):
         stream = await asyncio.to_thread(events.runner.judge, id, false_alarm=given.false_alarm)
@@ -225,7 +226,7 @@ async def judge(id: str, given: VerdictGiven, events: Events) -> None:
 
 @routes.get("/events/{id}", role="viewer")
 async def show(id: str, events: Events) -> dict[str, Any]:
-    """Return the record of an event, with the paths of its tracks."""
+    """Return the record of an event, with the trajectories of its objects."""
     record = await asyncio.to_thread(events.store.get, id)
     if record is None:
         raise events.missing(f"event '{id[:80]}' does not exist")
@@ -234,26 +235,26 @@ async def show(id: str, events: Events) -> dict[str, Any]:
 
 @routes.delete("/events/{id}", role="operator", status_code=204)
 async def delete(id: str, events: Events) -> None:
-    """Delete an event with its clip and snapshot."""
+    """Delete an event, its clip and its snapshot."""
     if not await asyncio.to_thread(events.store.delete, id):
         raise events.missing(f"event '{id[:80]}' does not exist")
 
 
 @routes.get("/events/{id}/clip.mp4", role="viewer", response_class=Response)
 async def clip(id: str, request: Request, events: Events) -> Response:
-    """Return the clip of an event. Range requests are supported."""
+    """Return the video clip of an event as MP4. Range requests are supported."""
     return await _media(id, "clip", request, events)
 
 
 @routes.get("/events/{id}/snapshot.jpg", role="viewer", response_class=Response)
 async def snapshot(id: str, request: Request, events: Events) -> Response:
-    """Return the snapshot of an event. Range requests are supported."""
+    """Return the snapshot of an event as JPEG. Range requests are supported."""
     return await _media(id, "snapshot", request, events)
 
 
 @routes.get("/streams/{name}/history", role="viewer", response_model_exclude_unset=True)
 async def history(name: str, events: Events, since: str = "0") -> History:
-    """Return the object counts of a stream for each minute. Minutes without counts are omitted."""
+    """Return the object counts of a stream for each minute. Minutes in which nothing was counted are omitted."""
     with bad_values(422):
         start = time_of_text(since)
     return History(minutes=await asyncio.to_thread(events.store.counts, name, start), **events.away)
@@ -270,12 +271,12 @@ async def _media(id: str, kind: str, request: Request, events: Events) -> Respon
 
 
 def media_file(path: Path, kind: str) -> Response:
-    """Return an HTTP response with a clip or snapshot. Range requests are supported."""
+    """Return an HTTP response with the clip or the snapshot of an event. Range requests are supported."""
     return FileResponse(path, media_type=_MEDIA_TYPES[kind], headers={"Cache-Control": "private, max-age=60"})
 
 
 def _given(request: Request) -> dict[str, str]:
-    """Return the filters in a request's URL. If a filter is repeated, its first value is used."""
+    """Return the query parameters of a request. If a parameter is repeated, its first value is used."""
     return dict(reversed(request.query_params.multi_items()))
 
 
@@ -289,7 +290,7 @@ class _GoneError(Exception):
 
 
 async def _steps(events: Stored, text: str, query: EventQuery, done: list[Searched]) -> AsyncGenerator[str]:
-    """Search events by a text. Yield the progress as JSON, and append the results to `done`.
+    """Search stored events by a text. Yield the progress as JSON, and append the search result to `done`.
 
     Closing the generator stops the search.
     """

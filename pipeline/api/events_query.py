@@ -1,4 +1,4 @@
-"""Converts event filters between their form in a URL and an `EventQuery`."""
+"""Converts event filters from URL query parameters to an `EventQuery`, and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _KNOWN = ("stream", "rule", "label", "zone", "since", "q", "limit", "after", "to
 
 
 def query_of(given: dict[str, str]) -> EventQuery:
-    """Convert the event filters in a URL to a query.
+    """Convert the query parameters of a URL to an event query.
 
     Raises:
         ValueError: if a filter is invalid. The message is for the user.
@@ -26,7 +26,7 @@ def query_of(given: dict[str, str]) -> EventQuery:
 
 
 def filters_of(query: EventQuery) -> dict[str, str]:
-    """Convert an event query to the filters in a URL. This is the inverse of `query_of`."""
+    """Convert an event query to query parameters of a URL."""
     filters = {
         "stream": query.stream,
         "rule": query.rule,

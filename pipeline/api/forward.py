@@ -1,7 +1,7 @@
-"""Forwards HTTP requests that need video frames or the inference engine to a worker process.
+"""Forwards HTTP requests that need video frames or the inference engine to worker processes.
 
-Only requests to routes of class `WorkerRoute` are forwarded. If the path names a stream, the worker that runs the
-stream receives the request. Otherwise, any worker receives it.
+Only requests to routes of class `WorkerRoute` are forwarded. A request that names a stream is sent to the worker that
+runs the stream. Other requests are sent to any worker.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ Update = Callable[[str, Mapping[str, object]], ListedStream]
 
 @dataclass(slots=True, frozen=True)
 class Here:
-    """The streams and engines of this process.
+    """The streams and engines that run in this process.
 
     Attributes:
-        local: the streams.
-        update: changes the settings of a stream for a viewer.
+        local: runner of the streams and engines.
+        update: function that changes the settings of a stream.
     """
 
     local: Local
     update: Update
 
     def watch(self, stream: str, viewers: int) -> None:
-        """Raise the scheduling weight of a stream while `viewers` is above 0."""
+        """Raise the scheduling weight of a stream while the stream has viewers."""
         with suppress(StreamError):  # the stream has ended
             self.local.streams.get(stream).watch(watched=viewers > 0)
 
     def running(self, stream: str) -> Run:
-        """Return a running stream. Raises HttpError with status 404 if the stream does not run in this process."""
+        """Return a stream of this process. Raises HttpError with status 404 if there is no such running stream."""
         try:
             return self.local.streams.get(stream)
         except StreamError as error:
@@ -71,7 +71,7 @@ class Forwarder:
     """Forwards HTTP requests to worker processes.
 
     Args:
-        runner: returns the addresses of workers.
+        runner: runner that knows the addresses of the workers.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -100,9 +100,9 @@ class Forwarder:
         return await self.ask(request, address, request.scope["raw_path"].decode())
 
     async def ask(self, request: Request, address: Address, path: str) -> Response:
-        """Forward a request to the worker at an address, with a new URL path.
+        """Forward a request to the worker at `address`, with the URL path `path`.
 
-        If the worker does not respond, the response has HTTP status 503.
+        If the worker does not respond, the client receives HTTP status 503.
         """
         headers = {key: request.headers[key] for key in _ASKED if key in request.headers}
         headers |= {**address.headers, **headers_for(client_of(request)), "accept-encoding": "identity"}
@@ -119,7 +119,7 @@ class Forwarder:
         return StreamingResponse(self._parts(answer), answer.status_code, kept)
 
     async def _parts(self, answer: httpx.Response) -> AsyncGenerator[bytes]:
-        """Yield the body of a worker's response in parts.
+        """Yield the body of a worker's response in chunks.
 
         If the connection to the worker fails, the connection to the client is closed.
         """
@@ -133,7 +133,7 @@ class Forwarder:
 
 
 class WorkerRoute(ApiRoute):
-    """A route that needs video frames or the inference engine. With workers, requests are forwarded to a worker."""
+    """A route that needs video frames or the inference engine. If there are workers, a worker handles the request."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request in this process, or forward it to a worker."""

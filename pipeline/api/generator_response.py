@@ -10,13 +10,13 @@ from starlette.types import Receive, Scope, Send
 
 
 class GeneratorResponse(StreamingResponse):
-    """A streaming response that closes its generator as soon as the client disconnects.
+    """A streaming response. When the client disconnects, the response closes its generator.
 
-    Caches and proxies must forward it without buffering.
+    Headers forbid caches and proxies to buffer the response.
 
     Args:
-        first: value that the generator has already yielded.
-        rest: the generator.
+        first: first value of the generator, which has already been read.
+        rest: generator of the other values.
         media_type: content type of the response.
     """
 
@@ -27,7 +27,7 @@ class GeneratorResponse(StreamingResponse):
 
     @classmethod
     async def begin(cls, values: AsyncGenerator[str | bytes], media_type: Callable[[Any], str]) -> Self:
-        """Return a response when the first value is available. If the generator fails before, raise its error."""
+        """Wait for the first value, and return a response. If the generator fails before, raise its error."""
         try:
             first = await anext(values)
             return cls(first, values, media_type(first))

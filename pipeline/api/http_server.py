@@ -82,15 +82,15 @@ _of_worker = Routes("worker")
 
 
 class HttpServer(AppServer):
-    """An HTTP server. The constructor starts it, and `close` stops it.
+    """An HTTP server. The constructor starts the server, and `close` stops it.
 
     Attributes:
         guard: the ASGI application with access control.
-        parts: objects that the route handlers need, by class.
+        parts: shared objects for the route handlers, by class.
 
     Args:
         routes: routes to serve, in addition to the OpenAPI schema.
-        parts: objects that the route handlers need, by class.
+        parts: shared objects for the route handlers, by class.
         host: address to listen on.
         port: port to listen on; 0 for any free port.
         token: token that clients send as `Authorization: Bearer` or `?token=`.
@@ -166,7 +166,7 @@ async def _docs_file(name: Literal["swagger-ui-bundle.js", "swagger-ui.css"]) ->
 
 
 def schema_of(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI schema of an application, without the fields that are only used in the manual."""
+    """Return the OpenAPI schema of an application, without fields that only the documentation uses."""
     schema = app.openapi()
     schema.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     schema["security"] = [{"token": []}, {}]
@@ -208,10 +208,10 @@ def serve(
         origins: see `HttpServer`.
         access: see `HttpServer`.
         on_cleanup: see `HttpServer`.
-        prompts: initial prompts of video that a web page publishes; None if publishing is off.
+        prompts: initial prompts of the video that a web page publishes; None if web pages cannot publish video.
         silence_s: seconds without packets after which a viewer is disconnected.
         routes: additional routes.
-        parts: additional objects for route handlers, by class.
+        parts: additional shared objects for the route handlers, by class.
 
     Raises:
         ConfigError: if the address is not available, or a public address has no token.
@@ -266,7 +266,7 @@ LOCAL = (
 def local_parts(
     local: Local, update: Update, ice_servers: Sequence[str] = (), *, silence_s: float = SILENCE_S
 ) -> tuple[dict[type, Any], list[Hook]]:
-    """Return the objects that handlers of local routes need, by class, and the functions that close these objects."""
+    """Return the shared objects that local routes need, by class, and the functions that close these objects."""
     here = Here(local, update)
     videos = local.videos or BroadcastSink()
     whep = WhepServer(
@@ -291,16 +291,16 @@ def serve_local(
     media: Path | None,
     ice_servers: Sequence[str],
 ) -> HttpServer:
-    """Serve the routes that need video frames or the engine, until the returned server is closed.
+    """Serve the routes that need video frames or the inference engine, until the returned server is closed.
 
-    A worker process calls this function. Clients other than the controller process are rejected.
+    A worker process calls this function. Only the controller process can send requests.
 
     Args:
-        local: the streams of the worker.
-        update: changes the settings of a stream.
-        host: address to listen on, at any free port.
+        local: runner of the worker's streams.
+        update: function that changes the settings of a stream.
+        host: address to listen on. The port is any free port.
         secret: secret that the controller and the worker share.
-        media: folder of clips and snapshots on this machine, or None.
+        media: folder with the clips and snapshots of events on this machine, or None.
         ice_servers: addresses of STUN and TURN servers, see `ice_server`.
 
     Raises:
@@ -318,7 +318,7 @@ class _Media:
 
 @_of_worker.get("/media/{id}/{kind}", role="viewer")
 async def _send_media(id: str, kind: str, media: Annotated[_Media, the(_Media)]) -> Response:
-    """Return a clip or snapshot that is stored on this machine."""
+    """Return the clip or the snapshot of an event from the disk of this machine."""
     path = None if media.folder is None or kind not in ("clip", "snapshot") else media_path(media.folder, id, kind)
     if path is None or not path.is_file():
         raise HttpError(404, f"event '{id[:80]}' has no {kind[:20]}, or it is not complete yet")

@@ -22,7 +22,7 @@ _SHEET_PX = 1536  # longer side of a contact sheet
 
 
 def decode_image(url: str) -> RgbImage:
-    """Decode the image in a base64 data URL to (height, width, 3) uint8 RGB. The EXIF orientation is applied.
+    """Decode an image in a base64 data URL to (height, width, 3) uint8 RGB. The EXIF orientation is applied.
 
     Raises:
         ValueError: if the text is not a data URL, or the image is corrupt, too large or in an unknown format.
@@ -52,7 +52,7 @@ def read_image(data: bytes) -> RgbImage:
 
 
 def contact_sheet(images: Sequence[RgbImage]) -> RgbImage:
-    """Arrange images in a grid with cells of equal size, as one image. A single image is returned unchanged."""
+    """Combine images into one image, as a grid with cells of equal size. A single image is returned unchanged."""
     if len(images) == 1:
         return images[0]
     columns = math.ceil(math.sqrt(len(images)))

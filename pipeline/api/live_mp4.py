@@ -1,11 +1,11 @@
-"""Sends the live video of a stream as endless fragmented MP4, for browsers without WebRTC or networks without UDP.
+"""Sends the live video of a stream as endless fragmented MP4, for browsers without WebRTC and networks without UDP.
 
     head       ftyp, uuid, moov; sent again when the size of the video changes
     prompts    emsg (the prompts and label colors of the stream, as JSON)
     frame      emsg (the record of the frame as JSON), moof, mdat
 
-The query parameters are the same as in `whep`. A frame is sent only when the next frame is encoded, because MP4
-requires the duration of the frame.
+The query parameters are the same as in `whep`. MP4 requires the duration of each frame. A frame is therefore sent only
+when the next frame is available.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ routes = Routes("video", WorkerRoute)
 
 @routes.get("/streams/{name}/live.mp4", role="viewer", response_class=StreamingResponse)
 async def watch_mp4(name: str, request: Request, whep: Whep) -> GeneratorResponse:
-    """Watch a stream as endless fragmented MP4.
+    """Stream the live video of a stream as endless fragmented MP4.
 
     The `emsg` box before each frame contains the frame's record as JSON.
     """
@@ -43,7 +43,7 @@ async def watch_mp4(name: str, request: Request, whep: Whep) -> GeneratorRespons
 
 
 async def _parts(name: str, view: View, whep: WhepServer) -> AsyncGenerator[bytes]:
-    """Yield the MP4 header, and then each frame with its record, until the stream ends or the client disconnects."""
+    """Yield the MP4 header, then each frame with its JSON record. Stop if the stream ends or the client disconnects."""
     if name not in whep.videos.streams:
         raise HttpError(404, "this stream does not exist")
     with ExitStack() as leave:
@@ -89,7 +89,7 @@ def _frame(number: int, frame: ViewerFrame, until: int, start: int) -> bytes:
         number: sequence number of the fragment.
         frame: the encoded frame.
         until: timestamp of the next frame, in units of 1/90000 s.
-        start: timestamp of the first frame, in units of 1/90000 s. Timestamps in the MP4 are relative to it.
+        start: timestamp of the first frame, in units of 1/90000 s. MP4 timestamps are relative to this timestamp.
     """
     at, encoded = frame.encoded.pts - start, frame.encoded
     sample = Sample(length_prefixed(encoded.data), until - encoded.pts, key=encoded.key)

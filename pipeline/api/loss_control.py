@@ -17,7 +17,7 @@ class LossControl:
     """Chooses the bit rate of one viewer's video from the reported packet loss.
 
     Attributes:
-        halvings: number of times that the maximum bit rate is halved, from 0 to `MOST_HALVINGS`.
+        halvings: number of times that the bit rate is halved from its maximum, from 0 to `MOST_HALVINGS`.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class LossControl:
         self._low_since: float | None = None
 
     def report(self, lost: float, now: float) -> int:
-        """Process an RTCP receiver report and return the new value of `halvings`.
+        """Update the bit rate after an RTCP receiver report. Return the number of halvings of the maximum bit rate.
 
         Args:
             lost: fraction of packets lost since the last report, from 0 to 1.

@@ -3,9 +3,9 @@
     POST /v1/detect, /v1/point, /v1/segment, /v1/query, /v1/caption
     GET  /v1/models    the models in OpenAI's format: the detection model, and a separate model for questions if loaded
 
-Coordinates are fractions of width and height. Objects and points also have a `score`, and `settings` accepts `conf`,
-the minimum score. Requests for points, outlines and questions accept `spatial_refs`: points [x, y] and boxes
-[x1, y1, x2, y2].
+Coordinates are normalized to the image size (0 to 1). Objects and points also have a `score`, and `settings` accepts
+`conf`, the minimum score. Requests for points, segmentation and questions accept `spatial_refs`: points [x, y] and
+boxes [x1, y1, x2, y2].
 
 A question uses reasoning if the model supports it, unless the request has `"reasoning": false`. The answer then has
 `"reasoning": {"text": …, "grounding": [{"start_idx": …, "end_idx": …, "points": [[x, y], …]}]}`. Saccade extends
@@ -16,10 +16,10 @@ A streamed response consists of server-sent events, each with a `text`. For olde
 and `completed`. Text is sampled with temperature 0.2 and top_p 0.9 by default, as in Moondream's engine. In Saccade's
 Python API, `Query` and `Caption` use greedy decoding by default.
 
-The path of an outline is in fractions of the outline's box. `complete` is false if the end of the path was invalid and
-is missing. `refined` is true if the path was drawn from a refined mask. A streamed outline has one event
-`{"type": "bbox", "bbox": …}`, then events `{"type": "path_delta", "chunk": …, "completed": false}`, and one event
-`{"type": "final", "path": …, "bbox": …, "completed": true}`.
+The contour of an object is an SVG path, normalized to the bounding box of the object. `complete` is false if the end of
+the path is missing because it was invalid. `refined` is true if the path comes from a refined mask. A streamed contour
+has one event `{"type": "bbox", "bbox": …}`, then events `{"type": "path_delta", "chunk": …, "completed": false}`, and
+one event `{"type": "final", "path": …, "bbox": …, "completed": true}`.
 """
 
 from __future__ import annotations
@@ -57,32 +57,32 @@ class Settings(NullIsUnset):
 
     @property
     def of_text(self) -> tuple[float, float]:
-        """The temperature and top_p of text generation. Defaults are the same as in Moondream's engine."""
+        """The sampling parameters `temperature` and `top_p` for text. The defaults are those of Moondream's engine."""
         warmth = _TEMPERATURE if self.temperature is None else self.temperature
         return warmth, _TOP_P if self.top_p is None else self.top_p
 
 
 class Asked(NullIsUnset):
-    """The fields that are common to all requests to the model."""
+    """The fields that all requests to the model have."""
 
     settings: Settings | None = None
     stream: bool = False
 
     @property
     def how(self) -> Settings:
-        """The sampling and detection settings of the request, or the defaults."""
+        """The settings of the request, or the default settings."""
         return self.settings or Settings.model_validate({})
 
 
 class ObjectAsked(Asked):
-    """A request to detect objects: an image and the label of the objects."""
+    """A request for object detection: an image, and the label of the objects."""
 
     image_url: str = Field(description="the image, as a data URL")
     object: str = Field(min_length=1, max_length=4096, description="label to detect")
 
 
 class PointsAsked(ObjectAsked):
-    """A request for points or an outline: an image, the label of the objects, and optional points and boxes."""
+    """A request for points or a segmentation: an image, the object's label, and optional reference points and boxes."""
 
     spatial_refs: list[list[float]] = Field(
         [], max_length=64, description="reference points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image"
@@ -90,7 +90,7 @@ class PointsAsked(ObjectAsked):
 
 
 class Question(Asked):
-    """A request to answer a question, with or without an image."""
+    """A question, with or without an image."""
 
     image_url: str | None = Field(None, description="the image, as a data URL; null for a question without an image")
     question: str = Field(min_length=1, max_length=65536, description="the question")
@@ -104,14 +104,14 @@ class Question(Asked):
 
 
 class CaptionAsked(Asked):
-    """A request to describe an image."""
+    """A request for a caption of an image."""
 
     image_url: str = Field(description="the image, as a data URL")
     length: Literal["short", "normal", "long"] = "normal"
 
 
 class FoundBox(BaseModel):
-    """A box, in fractions of width and height."""
+    """A bounding box, normalized to the image size (0 to 1)."""
 
     x_min: float
     y_min: float
@@ -120,21 +120,21 @@ class FoundBox(BaseModel):
 
 
 class FoundObject(FoundBox):
-    """A detected object with its box and score."""
+    """A detected object: its bounding box, label and score."""
 
     score: float
     label: str
 
 
 class Objects(BaseModel):
-    """The detected objects."""
+    """The detected objects, with their bounding boxes."""
 
     request_id: str
     objects: list[FoundObject]
 
 
 class FoundPoint(BaseModel):
-    """A detected point, in fractions of width and height."""
+    """The centre point of a detected object, normalized to the image size (0 to 1)."""
 
     x: float
     y: float
@@ -143,7 +143,7 @@ class FoundPoint(BaseModel):
 
 
 class FoundPoints(BaseModel):
-    """The detected points."""
+    """The centre points of the detected objects."""
 
     request_id: str
     points: list[FoundPoint]
@@ -151,7 +151,7 @@ class FoundPoints(BaseModel):
 
 
 class OutlineAnswer(BaseModel):
-    """The outline of an object. Its path is in fractions of the object's box."""
+    """The contour of an object as an SVG path. The path is normalized to the bounding box of the object."""
 
     request_id: str
     path: str
@@ -161,7 +161,7 @@ class OutlineAnswer(BaseModel):
 
 
 class TextAnswer(BaseModel):
-    """A generated text, in the field `answer` or `caption`."""
+    """A generated answer or caption, with optional reasoning and probabilities."""
 
     request_id: str
     answer: str | None = None
@@ -195,7 +195,7 @@ _BEGUN = int(time.time())
 
 @routes.post("/v1/detect", role="operator", limited="always")
 async def detect(asked: ObjectAsked, engines: Engines) -> Objects:
-    """Detect objects and return their boxes."""
+    """Detect objects, and return their bounding boxes."""
     with bad_values(400):
         task = Detect(asked.object, asked.how.max_objects, asked.how.conf)
     found = await _find(engines.finding, asked, task)
@@ -208,7 +208,7 @@ async def detect(asked: ObjectAsked, engines: Engines) -> Objects:
 
 @routes.post("/v1/point", role="operator", limited="always")
 async def point(asked: PointsAsked, engines: Engines) -> FoundPoints:
-    """Detect objects and return their centre points."""
+    """Detect objects, and return their centre points."""
     with bad_values(400):
         task = Point(asked.object, asked.how.max_objects, asked.how.conf, _refs(asked.spatial_refs))
     found = await _find(engines.finding, asked, task)
@@ -238,7 +238,7 @@ async def query(asked: Question, engines: Engines) -> Response:
 
 @routes.post("/v1/caption", role="operator", limited="always", response_model=TextAnswer)
 async def caption(asked: CaptionAsked, engines: Engines) -> Response:
-    """Describe an image."""
+    """Generate a caption of an image."""
     how = asked.how
     task = Caption(asked.length, how.max_tokens, temperature=how.of_text[0], top_p=how.of_text[1])
     return await _text(engines.talking, asked, task, "caption")
@@ -246,7 +246,7 @@ async def caption(asked: CaptionAsked, engines: Engines) -> Response:
 
 @routes.post("/v1/segment", role="operator", limited="always", response_model=OutlineAnswer)
 async def segment(asked: PointsAsked, engines: Engines) -> Response:
-    """Return the outline of one object."""
+    """Segment one object, and return its contour as an SVG path."""
     able = [one for one in (engines.finding, engines.talking) if Segment.skill in one.engine.model.skills]
     asker = able[0] if able else engines.finding  # this engine reports the error
     how = asked.how
@@ -317,10 +317,7 @@ def _outlined(outline: Outline) -> dict[str, Any]:
 
 
 def _about(text: Text) -> dict[str, Any]:
-    """Return the response fields for the reasoning and the probabilities of an answer.
-
-    A field without a value is omitted.
-    """
+    """Return the reasoning and the probabilities of an answer as response fields. A missing value has no field."""
     about: dict[str, Any] = {}
     if text.reasoning is not None:
         grounding = [

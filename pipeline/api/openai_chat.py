@@ -7,9 +7,9 @@
 The texts of all messages are joined into one question, because the model has no chat history. Several images are
 combined into one contact sheet (a grid of images).
 
-`response_format` accepts two kinds of JSON schema. With a schema of boxes, the response contains detections, see
-`box_schema`. With a schema of choices, it contains one of the choices, see `choice_schema`. `logprobs` and
-`top_logprobs` add the probabilities of the choices.
+`response_format` accepts two kinds of JSON schema. With a schema of boxes (`box_schema`), the response contains
+detections. With a schema of choices (`choice_schema`), it contains one of the choices. `logprobs` and `top_logprobs`
+add the probabilities of the choices.
 
 `stream`, `max_tokens`, `temperature` (default 0), `top_p`, `stop` and `seed` are supported. A request with an
 unsupported feature is rejected.
@@ -79,7 +79,7 @@ class Message(NullIsUnset):
 
     @property
     def text(self) -> str:
-        """The texts of all parts of the message, joined."""
+        """The text of the message. Several text parts are joined by newlines."""
         parts = self.content if isinstance(self.content, list) else []
         return self.content if isinstance(self.content, str) else "\n".join(p.text for p in parts if p.type == "text")
 
@@ -97,20 +97,20 @@ class JsonSchema(NullIsUnset):
 
 
 class ResponseFormat(NullIsUnset):
-    """The format of the answer: text or JSON with a schema."""
+    """The format of the answer: free text, or JSON that matches a schema."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema | None = None
 
 
 class StreamOptions(NullIsUnset):
-    """The options of a streamed response."""
+    """The options of a response that is streamed in chunks."""
 
     include_usage: bool = False
 
 
 class Chat(NullIsUnset):
-    """A chat completion request. Keys that have no effect, such as `user`, are ignored."""
+    """A chat completion request. Fields that have no effect, such as `user`, are ignored."""
 
     messages: list[Message] = Field(min_length=1, max_length=256)
     model: str = ""
@@ -180,7 +180,7 @@ async def complete(chat: Chat, engines: Engines) -> Response:
 
 
 async def _image(asker: Asker, chat: Chat) -> tuple[RgbImage, int]:
-    """Return the image of a chat request and the number of images. Several images are combined into a contact sheet."""
+    """Return the image of a chat request, and the number of images. Several images become one image grid."""
     urls = [url for message in chat.messages for url in message.images]
     if not urls:
         raise HttpError(400, "messages: no image found; add a part of type image_url with a data URL")
@@ -221,7 +221,7 @@ async def _boxes(asker: Asker, chat: Chat, schema: dict[str, Any], image: RgbIma
 
 
 class _Answer:
-    """Formats one chat completion as JSON: one response, or chunks of a stream."""
+    """Formats a chat completion as one JSON response, or as JSON chunks of a streamed response."""
 
     def __init__(self, chat: Chat, model: str) -> None:
         self._chat = chat
@@ -232,24 +232,24 @@ class _Answer:
         self.logprobs: dict[str, Any] | None = None
 
     def take(self, text: Text) -> None:
-        """Store the complete text result of the engine, which contains the token counts. Not called for detections."""
+        """Store the engine's complete text result, which contains the token counts. Not called for detections."""
         self._text = text
 
     def whole(self, text: str) -> dict[str, Any]:
-        """Return the complete response with a generated text."""
+        """Return the complete JSON response with a generated text."""
         message = {"role": "assistant", "content": text}
         choice = {"index": 0, "message": message, "logprobs": self.logprobs, "finish_reason": self._reason}
         return {**self._about, "object": "chat.completion", "choices": [choice], "usage": self._usage}
 
     def chunk(self, piece: str) -> dict[str, Any]:
-        """Return the response chunk for a piece of the generated text."""
+        """Return the JSON chunk for a piece of the generated text."""
         role = {} if self._begun else {"role": "assistant"}
         self._begun = True
         delta = {**role, "content": piece}
         return self._chunk([{"index": 0, "delta": delta, "logprobs": self.logprobs, "finish_reason": None}])
 
     def end(self) -> list[Any]:
-        """Return the response chunks that follow the last piece of text."""
+        """Return the last chunks of a streamed response, such as the finish reason and `[DONE]`."""
         last: list[Any] = [self._chunk([{"index": 0, "delta": {}, "finish_reason": self._reason}])]
         if self._chat.stream_options and self._chat.stream_options.include_usage:
             last.append({**self._chunk([]), "usage": self._usage})
@@ -264,7 +264,7 @@ class _Answer:
 
     @property
     def _usage(self) -> dict[str, int] | None:
-        """The token counts of the request. Image tokens count as prompt tokens. None for detections."""
+        """The number of prompt tokens (including image tokens) and of generated tokens. None for detections."""
         if self.prompt_tokens is None or self._text is None:
             return None
         total = self.prompt_tokens + self._text.tokens

@@ -19,10 +19,10 @@ _EDGES = [f"{ms / 1000:g}" for ms in BUCKETS_MS] + ["+Inf"]
 
 
 class Metrics:
-    """Provides the content of `/metrics`: Prometheus metrics of every stream, of the engines and of the process.
+    """Exports Prometheus metrics of every stream, of the engines and of the process.
 
     Args:
-        runner: provides the streams and engines.
+        runner: runner of the streams and engines.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -36,7 +36,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield all metrics. The Prometheus registry calls this method."""
+        """Yield the current metrics. Called by the Prometheus registry."""
         statuses = self._runner.statuses()
         yield from _streams(statuses)
         yield from _latencies(statuses)
@@ -219,10 +219,7 @@ def sink_metrics(statuses: list[tuple[str, SinkStatus]]) -> Iterable[Metric]:
 
 
 def _engines(workers: list[WorkerStatus]) -> Iterable[Metric]:
-    """Yield the counters of the engines, summed over all engines.
-
-    If there are several engines, also yield the counters of each engine.
-    """
+    """Yield each counter as the sum over all engines. If there are several engines, also yield it for each engine."""
     each: dict[str, dict[str, float]] = {}
     for worker in workers:
         for key, value in worker.counters.items():

@@ -1,6 +1,6 @@
 """Routes for the PTZ (pan, tilt, zoom) presets of an ONVIF camera.
 
-The process that runs the stream sends the requests to the camera, because only this process is sure to reach it.
+The process that runs the stream sends the requests to the camera. Other processes may not be able to reach the camera.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class PtzCalls(BlockingCalls):
 
 
 class PtzPreset(BaseModel):
-    """A PTZ (pan, tilt, zoom) position that is stored in a camera."""
+    """A PTZ preset: a position (pan, tilt, zoom) that is stored in a camera."""
 
     token: AnyText
     name: AnyText
 
 
 class PtzPresets(BaseModel):
-    """The PTZ (pan, tilt, zoom) positions that are stored in a camera."""
+    """The PTZ presets of a camera. A preset is a stored position (pan, tilt, zoom)."""
 
     presets: list[PtzPreset]
 
@@ -51,16 +51,16 @@ Cameras = Annotated[PtzCalls, the(PtzCalls)]
 
 @routes.get("/streams/{name}/ptz/presets", role="operator")
 async def presets(name: str, here: InThisProcess, calls: Cameras) -> PtzPresets:
-    """Request the PTZ (pan, tilt, zoom) positions that a stream's ONVIF camera stores."""
+    """Return the PTZ presets (stored positions) of a stream's ONVIF camera."""
     found = await _answer(calls, _source(here, name).presets)
     return PtzPresets(presets=[PtzPreset(token=one.token, name=one.name) for one in found])
 
 
 @routes.post("/streams/{name}/ptz/presets/{preset}", role="operator", status_code=204)
 async def go_to(name: str, preset: str, here: InThisProcess, calls: Cameras) -> None:
-    """Move the ONVIF camera of a stream to a stored PTZ (pan, tilt, zoom) position.
+    """Move the ONVIF camera of a stream to a PTZ preset (stored position).
 
-    The response is sent when the camera has accepted the request.
+    The response is sent when the camera has accepted the command.
     """
     await _answer(calls, _source(here, name).go_to, preset)
 
@@ -73,10 +73,11 @@ def _source(here: Here, name: str) -> OnvifSource:
 
 
 async def _answer(calls: PtzCalls, call: Callable[..., T], *given: str) -> T:
-    """Call a camera and return its answer.
+    """Send a request to a camera, and return the camera's answer.
 
     Raises:
-        HttpError: with status 502 if the camera fails, or 504 if it does not answer before the timeout.
+        HttpError: with status 404 without PTZ support or for an unknown preset, 502 if the request fails, 504 after a
+            timeout.
     """
     try:
         return await calls.ask(call, *given)

@@ -1,4 +1,4 @@
-"""Routes for recorded video: the recorded time spans, an MP4 file, or an HLS playlist.
+"""Routes for recorded video: time spans with video, export as MP4, and HLS playlists.
 
 Times in requests are Unix times in seconds, or durations before now, such as 2h.
 """
@@ -37,15 +37,15 @@ _HLS = "application/vnd.apple.mpegurl"
 
 @dataclass(slots=True)
 class Exports:
-    """Limits MP4 exports to one at a time, because an export can read and write several GB."""
+    """Limits MP4 exports to one at a time, because an export can read and write several gigabytes."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class PlayablePart(BaseModel):
-    """A byte range of a recorded file.
+    """A byte range of a recorded MP4 file that a player can play.
 
-    A player must first load the MP4 header, which is the first `head` bytes of the file.
+    The player must first load the MP4 header, which is the first `head` bytes of the file.
     """
 
     file: str
@@ -61,7 +61,7 @@ class PlayablePart(BaseModel):
 class Recording(BaseModel):
     """The time spans with recorded video, within the requested time range.
 
-    `?parts=1` adds the byte ranges of the recorded files, which a player needs.
+    The query parameter `?parts=1` adds the byte ranges that a player needs.
     """
 
     recorded: bool = True
@@ -91,7 +91,7 @@ Asked = Annotated[Between, Query()]
 
 @routes.get("/streams/{name}/recording/spans", role="viewer", response_model_exclude_none=True)
 async def spans(name: str, asked: Asked, here: InThisProcess) -> Recording:
-    """Return the time spans with recorded video. Each span has the reason for the gap before it."""
+    """Return the time spans with recorded video of a stream. Each span has the reason for the gap before the span."""
     since, until = _times(asked)
     if (archive := here.local.archive(here.running(name))) is None:
         return Recording(recorded=False, spans=[])
@@ -105,7 +105,7 @@ async def spans(name: str, asked: Asked, here: InThisProcess) -> Recording:
 
 @routes.get("/streams/{name}/recording/index.m3u8", role="viewer", response_class=Response)
 async def playlist(name: str, asked: Asked, here: InThisProcess) -> Response:
-    """Return an HLS playlist of a stream's recording between two times.
+    """Return an HLS playlist for a time range of a stream's recording.
 
     The segments of the playlist are byte ranges of the recorded files.
     """
@@ -132,7 +132,7 @@ async def recorded_file(name: str, file: str, here: InThisProcess) -> Response:
 
 @routes.get("/streams/{name}/recording", role="viewer", response_class=Response)
 async def download(name: str, asked: Asked, here: InThisProcess, exports: Annotated[Exports, the(Exports)]) -> Response:
-    """Return the recording between two times as one MP4 file. Gaps in the recording are removed.
+    """Export a time range of a stream's recording as one MP4 file. Gaps in the recording are skipped.
 
     The video is not re-encoded. It therefore starts at the last keyframe before the requested start.
     """
@@ -171,8 +171,8 @@ def _times(asked: Between) -> tuple[float, float]:
 def _export(archive: Archive, since: float, until: float, exports: Exports) -> tuple[int, int]:
     """Export a recording to a temporary MP4 file, then release the export lock.
 
-    Return the file descriptor and the file size in bytes. The file has no name anymore, so it is deleted when the
-    descriptor is closed.
+    Return a file descriptor and the file size in bytes. The file is already unlinked, so that closing the descriptor
+    deletes it.
     """
     try:
         handle, text = tempfile.mkstemp(prefix=".export-", suffix=".mp4", dir=archive.root)

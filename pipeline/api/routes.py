@@ -1,4 +1,4 @@
-"""Defines routes of the HTTP API. Each route declares the role that a client needs.
+"""Defines the routes of the HTTP API. Each route declares the role that a client needs.
 
     routes = Routes("streams")
 
@@ -50,7 +50,7 @@ Handler = TypeVar("Handler", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
 class Json(JSONResponse):
-    """A response with ASCII JSON. Non-ASCII characters, and bytes of file names that are not UTF-8, are escaped."""
+    """A response with ASCII JSON. Other characters, and bytes of file names that are not UTF-8, are escaped."""
 
     def render(self, content: Any) -> bytes:
         """Return the response body, encoded as ASCII JSON."""
@@ -58,9 +58,9 @@ class Json(JSONResponse):
 
 
 def the(kind: type[T], absent: str | None = None) -> Any:
-    """Return a FastAPI dependency that provides the application's instance of class `kind` to a route handler.
+    """Return a FastAPI dependency that gives a route handler the application's shared object of class `kind`.
 
-    If the application has no instance, the route answers 404 with the text `absent`.
+    If the application has no such object, the response has status 404 and the error message `absent`.
     """
 
     async def find(request: Request) -> T:
@@ -77,7 +77,7 @@ Who = Annotated[Client, Depends(client_of)]
 
 
 class Error(BaseModel):
-    """An error message of one line."""
+    """The response to a request that failed: an error message of one line."""
 
     error: str
 
@@ -87,10 +87,10 @@ class ApiRoute(APIRoute):
 
     Attributes:
         role: lowest role that can call the route.
-        limited: whether a client with access to only some streams can call the route: "always", "never", or "asked"
-            (only with a `stream` parameter in the URL).
+        limited: whether a client that can access only some streams can call the route: "always", "never", or "asked"
+            (only with the query parameter `stream`).
         most: maximum size of the request body, in bytes.
-        mistake: HTTP status if the body does not match its schema.
+        mistake: HTTP status if the request body does not match its schema.
         surrogates: whether strings in the body can contain lone surrogates, which represent bytes of file names that
             are not UTF-8.
     """
@@ -102,7 +102,7 @@ class ApiRoute(APIRoute):
     surrogates = True
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match the path of a request to this route. In path parameters, `%2F` is decoded to a slash."""
+        """Match the path of a request to this route. `%2F` in a path parameter is decoded to a slash."""
         match, child = super().matches(scope)
         if match is not Match.NONE:
             given = child["path_params"].items()
@@ -110,9 +110,9 @@ class ApiRoute(APIRoute):
         return match, child
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return a request handler that limits the body size.
+        """Return a request handler that limits the size of the request body.
 
-        An invalid body is answered with an error message of one line.
+        If the body is invalid, the response is an error message of one line.
         """
         handle = super().get_route_handler()
 
@@ -161,7 +161,7 @@ class _BoundedRequest(Request):
 
 @contextmanager
 def bad_values(status: int, about: str = "") -> Iterator[None]:
-    """Convert a ValueError to an HttpError with this status. Its message begins with `about`."""
+    """Convert a ValueError to an HttpError with this status. `about` is the start of the error message."""
     try:
         yield
     except ValueError as error:
@@ -169,7 +169,7 @@ def bad_values(status: int, about: str = "") -> Iterator[None]:
 
 
 class _Verb(Protocol):
-    """The type of the route decorators `get`, `post`, `put`, `patch` and `delete`."""
+    """The type of the decorators `get`, `post`, `put`, `patch` and `delete`, which register a route."""
 
     def __call__(self, path: str, *, role: Role = "admin", **how: Any) -> Callable[[Handler], Handler]: ...
 
@@ -182,7 +182,7 @@ class Routes:
 
     Args:
         tag: name of the group in the OpenAPI schema.
-        kind: class of the routes.
+        kind: class of the route objects.
     """
 
     def __init__(self, tag: str, kind: type[ApiRoute] = ApiRoute) -> None:
@@ -204,8 +204,8 @@ class Routes:
             method: HTTP method. A GET route also accepts HEAD.
             path: path in FastAPI's format.
             role: lowest role that can call the route.
-            limited: whether a client with access to only some streams can call the route. It is ignored if the path
-                names a stream.
+            limited: whether a client that can access only some streams can call the route. Ignored if the path names a
+                stream.
             options: see `fastapi.routing.APIRoute`.
         """
 
@@ -227,7 +227,7 @@ SDP_BODY = {"requestBody": {"required": True, "content": {"application/sdp": {"s
 
 
 async def read_model(request: Request, kind: type[Model]) -> Model:
-    """Parse the JSON body of a request in a route handler that also accepts other content types.
+    """Parse the JSON body of a request. For route handlers that also accept other content types.
 
     Args:
         request: the request.

@@ -39,7 +39,7 @@ _BODY = {
 
 
 class RuleShown(BaseModel):
-    """The state of a rule: whether its condition is fulfilled, the model's probability of "yes", and the open event."""
+    """A rule and its state. `p_yes` is the model's probability of "yes". `event` is the ID of the open event."""
 
     name: str
     when: str | None
@@ -71,7 +71,7 @@ async def show(name: str, request: Request, controller: Wanted) -> Response:
 
 @routes.put(_PATH, role="operator", response_model=RuleList, openapi_extra=_BODY)
 async def replace(name: str, request: Request, calls: Changing) -> Response:
-    """Replace the rules of a stream from the next frame on. Events of unchanged rules continue."""
+    """Replace the rules of a stream from the next frame on. Open events of unchanged rules continue."""
     try:
         rules = await _wanted(request, calls.controller, name, needs_worker=False)
     except TextError as error:
@@ -88,7 +88,7 @@ async def remove(name: str, calls: Changing) -> None:
 
 @routes.post(f"{_PATH}/check", role="operator", response_model=RuleList, openapi_extra=_BODY)
 async def check(name: str, request: Request, controller: Wanted) -> Response:
-    """Validate rules without applying them. The response is the same as for a PUT request with these rules."""
+    """Validate rules without applying them. The response is the same as for PUT with these rules."""
     try:
         return _listed(await _wanted(request, controller, name))
     except TextError as error:
@@ -109,13 +109,13 @@ async def states(name: str, controller: Wanted) -> Response:
 async def _wanted(
     request: Request, controller: Controller, name: str, *, needs_worker: bool = True
 ) -> list[RuleSettings]:
-    """Parse the rules in a request, and check that the stream supports the rules.
+    """Parse the rules in a request, and check that the stream supports them.
 
     Args:
         request: the request.
         controller: controller of the stream.
         name: name of the stream.
-        needs_worker: whether the request fails if no worker is ready for the check. If False, the check is skipped.
+        needs_worker: whether the request fails if no worker can check the rules. If False, the check is skipped.
     """
     await known(controller, name)
 
@@ -140,7 +140,7 @@ def _mistake(error: TextError) -> Response:
 
 
 def _described(rule: RuleSettings, state: RuleState | None, regions: Regions) -> dict[str, Any]:
-    """Convert a rule and its state to the JSON object that the web console reads."""
+    """Convert a rule and its state to JSON for the web console."""
     described: dict[str, Any] = {"name": rule.name, "when": rule.when, "ask": rule.ask, "expect": rule.expect}
     problem = None
     try:

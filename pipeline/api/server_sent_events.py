@@ -17,10 +17,10 @@ from saccade.web.errors import HttpError
 async def event_stream(
     pieces: AsyncGenerator[str], event: Callable[[str], Any], last: Callable[[], Iterable[Any]]
 ) -> GeneratorResponse:
-    """Return a response with one server-sent event for each piece of text, followed by the events of `last`.
+    """Return a response that sends each piece of text as a server-sent event, then the events that `last` returns.
 
-    If the client disconnects, `pieces` is closed. If `pieces` fails after the first event, the response ends with an
-    event that has an `error`.
+    If the client disconnects, `pieces` is closed. If `pieces` fails after the first event, the last event contains an
+    `error`.
     """
     return await GeneratorResponse.begin(_events(pieces, event, last), lambda _: "text/event-stream")
 

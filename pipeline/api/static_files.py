@@ -30,7 +30,7 @@ _HEADERS = {
 
 
 class FileRoute(Route):
-    """A route that serves one file of the web console without a token. The page sends the token with its API requests.
+    """A route that serves one file of the web console without a token. Only requests to the HTTP API need the token.
 
     Args:
         place: path in the URL.

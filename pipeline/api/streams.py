@@ -1,4 +1,4 @@
-"""Routes that show, add, change and remove streams.
+"""Routes of the HTTP API that show, add, change and remove streams.
 
 The JSON keys of a stream are the same as in the configuration file. Blocking calls, such as opening a video source, run
 in a limited number of threads. Health checks run on the event loop and never wait for threads.
@@ -35,10 +35,10 @@ routes = Routes("streams")
 
 
 class Calls:
-    """Runs the stream changes that HTTP clients request, in threads.
+    """Runs changes of streams in threads, because a change can take seconds.
 
     Args:
-        controller: makes the changes.
+        controller: controller of the streams.
     """
 
     def __init__(self, controller: Controller) -> None:
@@ -54,7 +54,7 @@ class Calls:
         self.changing = BlockingCalls(_MAX_CHANGING, OPEN_S, busy, (503, f"{busy}; try again"))
 
     async def update(self, name: str, values: Mapping[str, Any]) -> ListedStream:
-        """Change settings of a stream and return its new configuration."""
+        """Change settings of a stream. Return the new configuration of the stream."""
         await known(self.controller, name)
         return await self.changing.ask(self.controller.update, name, values)
 
@@ -69,7 +69,7 @@ class Ok(BaseModel):
 
 
 class Health(Ok):
-    """Whether every stream is healthy, and the names of the unhealthy streams."""
+    """The result of a health check of all streams. `unhealthy` maps the name of each unhealthy stream to the reason."""
 
     streams: int
     unhealthy: dict[str, AnyText]
@@ -80,14 +80,14 @@ class Health(Ok):
 
 
 class LatencyMs(BaseModel):
-    """The latency of a stream's recent results, in milliseconds. `null` if unknown."""
+    """The median and the 99th percentile of a stream's recent latency, in milliseconds. `null` if unknown."""
 
     p50: float | None
     p99: float | None
 
 
 class StreamState(BaseModel):
-    """The state of a stream."""
+    """The name, the source and the state of a stream."""
 
     name: AnyText
     source: AnyText
@@ -99,7 +99,7 @@ class StreamState(BaseModel):
 
 
 class Stream(ShareSettings, Prompts, StreamState):
-    """The state of a stream, and its prompts with the labels that the model uses. The prompts are `null` if unknown."""
+    """The state of a stream, and its prompts with the model's labels. The prompts are `null` if unknown."""
 
     fps: float
     age_ms: float | None
@@ -112,19 +112,19 @@ class Stream(ShareSettings, Prompts, StreamState):
 
 
 class StreamDetails(Stream):
-    """The state of a stream, with its configuration."""
+    """The state of a stream, and its configuration."""
 
     config: dict[str, Any] | None
 
 
 class Streams(BaseModel):
-    """The streams that the client can access."""
+    """All streams that the client can access."""
 
     streams: list[Stream]
 
 
 class Worker(BaseModel):
-    """A worker process, which runs an inference engine."""
+    """The status of a worker process, which runs an inference engine."""
 
     name: str
     state: str
@@ -138,7 +138,7 @@ class Worker(BaseModel):
 
 
 class Workers(BaseModel):
-    """The status of all workers."""
+    """The status of all worker processes."""
 
     workers: list[Worker]
 
@@ -173,13 +173,13 @@ async def health(controller: Wanted) -> Response:
 
 @routes.get("/metrics", role="viewer", response_class=Response)
 async def metrics(shown: Annotated[Metrics, the(Metrics)]) -> Response:
-    """Return the metrics in the text format of Prometheus."""
+    """Return the metrics of Saccade in the text format of Prometheus."""
     return Response(await asyncio.to_thread(shown.as_text), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 @routes.get("/workers", role="viewer")
 async def workers(controller: Wanted) -> Workers:
-    """List the worker processes with their streams, load, memory and restart times."""
+    """List the worker processes, each with its streams, engine load, memory use and restarts."""
     found = await asyncio.to_thread(controller.runner.workers)
     return Workers(workers=[Worker.model_validate(one, from_attributes=True) for one in found])
 
@@ -204,7 +204,7 @@ async def add(wanted: StreamConfig, calls: Changing, response: Response) -> Stre
         raise HttpError(422, "record: not available over HTTP; set it in the configuration file")
 
     def undo(status: StreamStatus) -> None:
-        """Remove a stream that was opened after the timeout, because the client has already received an error."""
+        """Remove a stream that opened only after the timeout, because the client has already received an error."""
         threading.Thread(target=calls.controller.remove, args=(status.name,), name="saccade undo", daemon=True).start()
 
     status = await calls.opening.ask(calls.controller.add, wanted, undo=undo)
@@ -214,7 +214,7 @@ async def add(wanted: StreamConfig, calls: Changing, response: Response) -> Stre
 
 @routes.get("/streams/{name}", role="viewer", response_model=StreamDetails, response_model_exclude_unset=True)
 async def show(name: str, request: Request, controller: Wanted) -> Response:
-    """Return a stream. `Accept: application/yaml` returns only its configuration."""
+    """Return the state and configuration of a stream. `Accept: application/yaml` returns only the configuration."""
     status = await known(controller, name)
     if YAML in request.headers.get("Accept", "") and status.config is not None:
         return Response(text_of_stream(status.config), media_type=f"{YAML}; charset=utf-8")
@@ -224,14 +224,14 @@ async def show(name: str, request: Request, controller: Wanted) -> Response:
 
 @routes.patch("/streams/{name}", role="operator", response_model_exclude_unset=True)
 async def change(name: str, wanted: Changes, calls: Changing) -> Stream:
-    """Change settings of a stream. The new settings apply from the next frame."""
+    """Change settings of a stream. The new settings apply from the next frame on."""
     await calls.update(name, changes_of(wanted))
     return shown(await known(calls.controller, name))
 
 
 @routes.delete("/streams/{name}", role="admin", status_code=204)
 async def remove(name: str, calls: Changing) -> None:
-    """Stop a stream and remove it from the list."""
+    """Stop a stream, and remove it from the list of streams."""
     await known(calls.controller, name)
     try:
         await calls.ending.ask(calls.controller.remove, name)
@@ -252,7 +252,7 @@ async def restart(name: str, calls: Changing) -> Stream:
 
 
 async def known(controller: Controller, name: str) -> StreamStatus:
-    """Return the status of a stream, even if the stream has failed.
+    """Return the status of a stream. The stream may have failed.
 
     Raises:
         HttpError: with status 404 if the stream does not exist.
@@ -264,7 +264,7 @@ async def known(controller: Controller, name: str) -> StreamStatus:
 
 
 def changes_of(wanted: BaseModel) -> dict[str, Any]:
-    """Return the values that the body of a request sets explicitly."""
+    """Return the values of all fields that a request body sets explicitly."""
     return {key: getattr(wanted, key) for key in wanted.model_fields_set}
 
 

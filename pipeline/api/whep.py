@@ -42,9 +42,9 @@ class WhepServer(Signaling[ViewerPeer]):
         videos: the videos of all streams. The caller closes it.
         ice_servers, media_hosts, silence_s: see `Signaling`.
         max_viewers: maximum total number of viewers of all streams.
-        answer: called with the name of the stream and each message on a viewer's data channel. The returned text is
-            sent back to the viewer. It must not block.
-        on_viewers: called with the name of a stream and its number of viewers when this number changes.
+        answer: callback for each message on a viewer's data channel; it receives the stream's name and the message. The
+            returned text is sent to the viewer. It must not block.
+        on_viewers: callback that receives a stream's name and number of viewers when this number changes.
     """
 
     activity = "are watching"
@@ -73,16 +73,16 @@ class WhepServer(Signaling[ViewerPeer]):
 
     @property
     def n_open(self) -> int:
-        """The number of viewers, including connecting viewers and viewers of fragmented MP4."""
+        """The number of viewers. Connecting viewers and viewers of fragmented MP4 are included."""
         return len(self._peers) + len(self._watched.keys() - self._peers.keys())
 
     def prompts_of(self, stream: str) -> str | None:
-        """Return the current prompts of a stream as JSON for the web page. Return None if they are unknown."""
+        """Return the current prompts of a stream as JSON. Return None if they are unknown."""
         return self._answer(stream, "{}")
 
     @contextmanager
     def count_viewer(self, stream: str) -> Iterator[None]:
-        """Count a viewer that has no WebRTC session, such as a viewer of fragmented MP4, until the `with` block ends.
+        """Count a viewer without a WebRTC session (such as a viewer of fragmented MP4) until the `with` block ends.
 
         Raises:
             HttpError: with status 503 if there are too many viewers.
@@ -131,7 +131,7 @@ class WhepServer(Signaling[ViewerPeer]):
 
 
 def width_of(request: Request) -> int | None:
-    """Return the requested video width in pixels. Return None if the request sets no width.
+    """Return the video width that a request asks for, in pixels. Return None if the request has no `width` parameter.
 
     Raises:
         HttpError: with status 400 if the width is invalid.
@@ -159,5 +159,5 @@ async def watch(stream: str, request: Request, whep: Whep) -> Response:
 
 @routes.delete("/whep/{stream}/{session}", role="viewer", response_class=Response)
 async def leave(stream: str, session: str, request: Request, whep: Whep) -> Response:
-    """End a session in which a viewer receives live video."""
+    """End a WHEP session, in which a viewer receives live video."""
     return await whep.end(request)

@@ -1,7 +1,7 @@
-"""A WebRTC connection that sends encoded frames and their JSON records to a viewer.
+"""A WebRTC connection that sends encoded video frames and the JSON record of each frame to a viewer.
 
-aiortc, the WebRTC library, sends encoded frames unchanged. This module uses three private parts of aiortc: the keyframe
-requests, the start of the RTP clock, and the SSRC of a sender.
+aiortc, the WebRTC library, sends encoded frames unchanged. This module uses three private attributes of aiortc:
+keyframe requests, the start of the RTP clock, and the sender's SSRC.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def next_frame(viewer: Viewer, changed: asyncio.Event) -> ViewerFrame | No
 
 
 class _Track(VideoStreamTrack):
-    """A WebRTC video track with encoded frames. It passes the JSON record of each frame to a callback."""
+    """A WebRTC video track that sends encoded frames, and passes the JSON record of each frame to a callback."""
 
     def __init__(self, on_record: Callable[[dict[str, Any], int], None]) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class _Track(VideoStreamTrack):
         self._changed.set()
 
     async def recv(self) -> Any:
-        """Wait for the next encoded frame and return it as an `av.Packet`."""
+        """Wait for the next encoded frame, and return it as an `av.Packet`."""
         while self.viewer is None:
             await self._changed.wait()
             self._changed.clear()
@@ -101,8 +101,8 @@ class ViewerPeer(Peer):
         """Start to send video over this WebRTC connection.
 
         Args:
-            join: subscribes to the video and returns the subscription. Its argument is a thread-safe callback, to be
-                called for each new frame.
+            join: function that subscribes to the video, and returns the subscription. It receives a thread-safe
+                callback, which must be called for each new frame.
         """
         self._track.viewer = join(partial(self._call_soon, self._wake))
         self._wake()
@@ -158,9 +158,9 @@ class ViewerPeer(Peer):
             self._send_stamped(record, pts, self._clock)
 
     def _send_first(self, record: dict[str, Any], pts: int, tries: int) -> None:
-        """Send the JSON record of the first frame when aiortc has set the start of the RTP clock.
+        """Send the JSON record of the first frame as soon as aiortc has started the RTP clock.
 
-        Until then, retry up to `tries` times.
+        Retry up to `tries` times.
         """
         if self._clock is None and (stamp := getattr(self._sender, _RTP_CLOCK)):  # 0 before the first frame
             self._clock = pts, stamp
@@ -175,7 +175,7 @@ class ViewerPeer(Peer):
 
 
 def _chosen_codec(answer: str) -> Codec:
-    """Return the video codec that an SDP answer selects: the codec of its first payload type."""
+    """Return the video codec of an SDP answer: the codec of the first payload type."""
     for number in re.findall(r"^m=video \d+ \S+ (.*)$", answer, re.MULTILINE)[0].split():
         for name in _CODECS:
             if re.search(rf"^a=rtpmap:{number} {name}/", answer, re.MULTILINE):

@@ -92,7 +92,7 @@ class ViewerSink:
         self.url = f"{self._server.url}/"
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Show one frame to all viewers of the stream.
+        """Send an annotated frame to all viewers of its stream.
 
         Raises:
             SinkError: if the frame cannot be encoded.
@@ -144,5 +144,5 @@ async def _list(videos: Annotated[BroadcastSink, the(BroadcastSink)]) -> dict[st
 
 @_routes.get("/model", role="viewer")
 async def _model() -> dict[str, Any]:
-    """Return an empty description of the model. A sink has no model, so the web page shows only video."""
+    """Return an empty description of the model, because a sink has no model. The web page then shows only video."""
     return _MODEL

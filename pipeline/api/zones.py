@@ -29,7 +29,7 @@ Counts = dict[str, dict[str, dict[str, int]]]
 
 
 class CountedTotals(BaseModel):
-    """The number of objects of each label, and the object counts of each zone and line."""
+    """The number of tracked objects by label, and the object counts of each zone and line."""
 
     objects: dict[str, int]
     zones: Counts
@@ -37,7 +37,7 @@ class CountedTotals(BaseModel):
 
 
 class CountedMinute(CountedTotals):
-    """The object counts of one minute. `start` is the time at which the minute starts, in seconds."""
+    """The object counts of one minute. `start` is the start of the minute, in seconds."""
 
     start: int
 
@@ -51,7 +51,7 @@ class Counted(BaseModel):
 
 @routes.get("/streams/{name}/zones", role="viewer", response_model=Regions)
 async def show(name: str, controller: Wanted) -> Response:
-    """Return the zones and lines of a stream in the format of the configuration."""
+    """Return the zones and lines of a stream, in the format of the configuration file."""
     await known(controller, name)
     return _regions(controller.stream(name))
 
@@ -73,7 +73,7 @@ async def remove(name: str, calls: Changing) -> None:
 
 @routes.get("/streams/{name}/counts", role="viewer")
 async def counts(name: str, controller: Wanted, since: str = "0") -> Counted:
-    """Return the total object counts of a stream, and the counts of each minute after `since` (at most 24 hours)."""
+    """Return the object counts of a stream since its start, and for each minute after `since` (at most 24 hours)."""
     with bad_values(422):
         start = finite(since, "since should be a Unix time in seconds, such as 1795262111")
     await known(controller, name)
@@ -84,7 +84,7 @@ async def counts(name: str, controller: Wanted, since: str = "0") -> Counted:
 
 @drawn.get("/streams/{name}/heatmap.png", role="viewer", response_class=Response)
 async def heatmap(name: str, here: InThisProcess) -> Response:
-    """Return the heatmap of object positions as a transparent PNG, to show over the video."""
+    """Return the heatmap of object positions in a stream as a transparent PNG, to show over the video."""
     stage = find_stage(here.running(name).stages, AnalyzeStage)
     if stage is None:
         raise HttpError(409, f"stream '{name}' was opened without the stage that counts objects in zones and at lines")

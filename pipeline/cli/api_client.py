@@ -52,21 +52,21 @@ class ApiClient:
         await self._session.aclose()
 
     async def streams(self) -> list[dict[str, Any]]:
-        """Return the streams of the running Saccade and their states.
+        """Return the streams of a running Saccade, each with its state.
 
         Raises:
-            ApiError: if the request fails. The other request methods raise it too.
+            ApiError: if the request fails. The other request methods also raise this error.
         """
         listed: list[dict[str, Any]] = (await self._json("GET", "/streams"))["streams"]
         return listed
 
     async def frame(self, stream: str, *, drawn: bool) -> bytes:
-        """Return the next frame of a stream as JPEG. With `drawn`, boxes and labels are drawn on the frame."""
+        """Return the next frame of a stream as JPEG. If `drawn` is True, the image shows boxes and labels."""
         overlay = "" if drawn else "?overlay=off"
         return await self._request("GET", f"/streams/{quote(stream, safe='')}/frame.jpg{overlay}")
 
     async def detect(self, image: str, name: str) -> list[dict[str, Any]]:
-        """Detect the objects with a label in an image, and return their boxes.
+        """Detect the objects with a label in an image. Return their bounding boxes.
 
         Args:
             image: the image as a data URL.
@@ -78,7 +78,7 @@ class ApiClient:
         return found
 
     async def ask(self, image: str, question: str) -> str:
-        """Ask the model a question about an image, and return the answer. The image is a data URL."""
+        """Return the model's answer to a question about an image. The image is a data URL."""
         answer: str = (await self._json("POST", "/v1/query", {"image_url": image, "question": question}))["answer"]
         return answer
 
@@ -96,23 +96,23 @@ class ApiClient:
         return await self._request("GET", f"/events/{quote(event, safe='')}/snapshot.jpg")
 
     def clip_url(self, event: str) -> str:
-        """Return the URL of an event's clip. A request to the URL must contain the token."""
+        """Return the URL of an event's video clip. If the server has a token, requests to the URL need it."""
         return f"{self._url}/events/{quote(event, safe='')}/clip.mp4"
 
     async def config_changes(self, text: str) -> list[str]:
-        """Return one line per change that new content of the configuration file would cause. Nothing is applied."""
+        """Return the changes that a new configuration file would cause, one line per change. Nothing is applied."""
         answer = await self._request("POST", "/config/diff", text=text)
         changes: list[str] = json.loads(answer)["changes"]
         return changes
 
     async def search(self, filters: Mapping[str, str], progress: Callable[[int, int], None]) -> dict[str, Any]:
-        """Search stored events by a text. The model of the server scores their snapshots.
+        """Search stored events by a text. The model of the server compares the text with the snapshots.
 
         Return a dict with `events` (best match first) and `away` (names of unreachable machines).
 
         Args:
             filters: filters for the events. `q` is the text to search for.
-            progress: progress callback (snapshots scored, total snapshots).
+            progress: progress callback, which receives the number of processed snapshots and the total number.
 
         Raises:
             ApiError: if the search fails or the connection is closed.
@@ -141,7 +141,7 @@ class ApiClient:
 
     @asynccontextmanager
     async def _answer(self, method: str, path: str, **given: Any) -> AsyncIterator[httpx.Response]:
-        """Send a request and return the successful response before its body is read."""
+        """Send a request. Yield the response before its body is read. Raise an ApiError if the request failed."""
         assert self._session is not None
         try:
             async with self._session.stream(method, self._url + path, **given) as response:
@@ -159,7 +159,7 @@ class ApiClient:
 
 
 async def _read(response: httpx.Response) -> bytes:
-    """Return the body of a response. A body above the size limit is truncated."""
+    """Read the body of a response, but not much more than the size limit."""
     data = b""
     async for part in response.aiter_bytes():
         data += part
@@ -182,6 +182,6 @@ def _reason(data: bytes) -> str:
 
 
 def summary_of(stream: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a stream that an AI assistant needs."""
+    """Select the fields of a stream's state that an AI assistant (MCP client) needs."""
     keys: Sequence[str] = ("name", "state", "ok", "reason", "detect", "point", "query", "fps", "objects")
     return {key: stream.get(key) for key in keys}
