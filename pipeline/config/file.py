@@ -114,10 +114,9 @@ def read_rules(text: str, check: Callable[[list[RuleSettings]], None]) -> list[R
 
 
 def first_mistake(error: ValidationError) -> ErrorDetails:
-    """Return the validation error to report to the user. Usually it is the first error.
+    """Return the validation error to report to the user, which is usually the first error.
 
-    If the first error is a missing key, and the same mapping has an unknown key, the key is probably misspelt. The
-    error of the unknown key is then returned.
+    If a key is missing and another key of the same mapping is unknown, the unknown key is reported as a likely typo.
     """
     first, *others = error.errors()
     if first["type"] == "missing":

@@ -422,12 +422,9 @@ class RayWorkers:
         return found
 
     def _match_at(self, machine: str, text: str, events: Sequence[str]) -> list[float | None] | None:
-        """Call a worker that computes how well the snapshots of events match a text.
+        """Score the snapshots of events against a text, on a worker. Return None if no worker is available.
 
-        Return None if no worker is available.
-
-        Only workers on the machine that stores the snapshots are called. The worker with the fewest running searches is
-        chosen.
+        The worker runs on the machine that stores the snapshots, and has the fewest running searches.
         """
         with self._changed:
             able = [one for one in self._workers.values() if one.ready and one.ready.machine == machine]

@@ -41,10 +41,7 @@ class PlacedStream:
     closed: threading.Event = field(default_factory=threading.Event)
 
     def now(self) -> StreamStatus:
-        """Return the last reported status of the stream.
-
-        If no worker reports a status, return a status with the reason.
-        """
+        """Return the last reported status of the stream. A failed or waiting stream also has the reason."""
         status = self.status or unopened_status(self.wanted, "waiting", None)
         if self.error is not None:
             return replace(status, state="failed", reason=self.error, config=self.wanted, worker=None)

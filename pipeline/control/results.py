@@ -61,8 +61,6 @@ class RelaySink:
 class ResultReceiver:
     """Receives results from workers in the controller process, and writes them to the shared sinks. Thread-safe.
 
-    Each stream has one queue per sink, as in a run without workers.
-
     Args:
         outputs: the shared sinks. The caller closes them.
         live: returns whether a stream is live, by name.

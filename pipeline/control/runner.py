@@ -94,7 +94,7 @@ class Ended:
         name: name of the stream.
         config: configuration of the stream.
         error: the error that ended the stream, or None.
-        stopped: whether a call stopped the stream.
+        stopped: whether the stream was stopped by a request, before the end of its source.
         status: last status of the stream.
     """
 
@@ -131,7 +131,7 @@ class StoredEvents(Protocol):
             The stream of the event, or None if the ID is unknown.
 
         Raises:
-            ValueError: if the event has no box.
+            ValueError: if the event has no bounding box.
         """
 
     def verdicts(self, stream: str | None = None) -> list[Verdict]:

@@ -148,12 +148,10 @@ def end_stores() -> None:
 class RemoteStore:
     """Sends event records to the event store of another machine, oldest first.
 
-    Before the first record is sent, the open events of that store are passed to `load`.
-
     Args:
         machine: name of the machine.
         node: Ray's node ID of the machine.
-        load: called once with the open events and the name of the machine.
+        load: called once, before the first record is sent, with the open events of the store and the machine name.
     """
 
     def __init__(self, machine: str, node: str, load: Callable[[Sequence[Record], str], None]) -> None:

@@ -95,7 +95,7 @@ class RuleList:
     Attributes:
         stream: name of the stream.
         rules: names of the rules.
-        keep_s: retention time of the events of a rule in seconds, by rule name, for rules that set a retention time.
+        keep_s: retention times of events in seconds, by rule name. Rules without a retention time are not included.
     """
 
     stream: str

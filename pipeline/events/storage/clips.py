@@ -133,8 +133,8 @@ class PacketRing:
         """Retain packets until `release` is called with the same name.
 
         Args:
-            name: name of the hold, such as an event ID.
-            since: arrival time of the oldest packet to retain, by the monotonic clock, in seconds.
+            name: name of the retention, such as an event ID.
+            since: arrival time of the oldest packet to retain, on the monotonic clock, in seconds.
         """
         with self._lock:
             self._held[name] = since

@@ -214,7 +214,7 @@ class EventStore(EventReader):
             The stream of the event, or None if the event ID is unknown.
 
         Raises:
-            ValueError: if the event has no box.
+            ValueError: if the event has no bounding box.
         """
         stream: str | None = self._wait(lambda db: self._judge(db, event, false_alarm))
         return stream
