@@ -274,9 +274,9 @@ def bench_questions(
     objects: Annotated[int | None, typer.Option(min=1, max=50, help="Number of objects in every answer.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how rules that ask the model questions affect the frame latency of simulated cameras.
+    """Measure how model questions from rules affect the frame latency of simulated cameras.
 
-    The model must answer questions, such as --model moondream-2-random.
+    The model must support questions, such as --model moondream-2-random.
     """
     from benchmarks.questions import time_questions
     from saccade.pipeline.bench.common import parse_range
@@ -423,7 +423,7 @@ def against_vllm(
     save: Save = None,
     as_json: Json = False,
 ) -> None:
-    """Compare Saccade and vLLM on a random model with the dimensions of Moondream 3. Needs a GPU and vLLM.
+    """Compare Saccade and vLLM with random weights of the dimensions of Moondream 3. Needs a GPU and vLLM.
 
     Each program loads the model once per configuration and round. Each result is printed to stderr immediately.
     """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks questions`: measures how rules that ask the model questions affect frame latency.
+"""`python -m benchmarks questions`: measures how model questions from rules affect the frame latency.
 
 The same simulated cameras run twice on one engine: first without questions, then with a fixed rate of questions about
 image crops.

@@ -1,6 +1,6 @@
 """Inference engine for vision-language models: `from saccade.engine import Engine`.
 
-Names are imported on first use. Results, tasks and errors are therefore available without loading PyTorch.
+Names are imported lazily (on first use), so that results, tasks and errors do not load PyTorch.
 """
 
 from __future__ import annotations

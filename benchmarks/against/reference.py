@@ -40,7 +40,7 @@ def compare(model: str, device: str, dtype: str | None, objects: int, rounds: in
         frames: number of images per round.
 
     Raises:
-        ConfigError: if the random model is requested and there is no GPU.
+        ConfigError: if `moondream-2-random` is requested and there is no GPU.
         EngineError: if the model cannot be loaded.
     """
     if model == MOONDREAM_2 and device != "cpu":

@@ -1,4 +1,4 @@
-"""Compares vLLM and Saccade on one GPU, on a random model with the dimensions of Moondream 3.
+"""Compares vLLM and Saccade on one GPU, with random weights of the dimensions of Moondream 3.
 
 Each program loads the model once per configuration, in a separate process: `python -m benchmarks.against.vllm`. The
 process prints one JSON line per result. If the process exceeds its time limit, only later results are lost.

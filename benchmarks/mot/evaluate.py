@@ -29,6 +29,6 @@ def track(rows: Rows, fps: float, settings: TrackerSettings, every: int = 1) -> 
 
 
 def score(sequence: Sequence, tracks: Rows, every: int = 1) -> Counts:
-    """Compare tracks with the ground truth of a sequence, on every Nth frame (`every`). Return the counts."""
+    """Compare tracks with the ground truth on every Nth frame (`every`), and return the counts for tracking scores."""
     chosen = [rows[(rows[:, 0] - 1) % every == 0] for rows in (sequence.truth, tracks, sequence.distractors)]
     return count(*chosen)

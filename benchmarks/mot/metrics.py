@@ -85,7 +85,7 @@ class _Frame:
 
 
 def count(truth: Rows, found: Rows, distractors: Rows | None = None) -> Counts:
-    """Compare tracks with the ground truth, and return the counts.
+    """Compare tracks with the ground truth, and return the counts for tracking scores.
 
     Args:
         truth: ground-truth boxes with IDs, as `mot.files` reads them.

@@ -24,7 +24,7 @@ _COLUMNS = ("MOTA", "IDF1", "HOTA", "ID switches", "misses", "false boxes", "tru
 
 @dataclass(slots=True, frozen=True)
 class Scores:
-    """Tracking counts of each sequence, by name."""
+    """Tracking results of each MOT Challenge sequence, keyed by its name."""
 
     counts: dict[str, Counts]
 

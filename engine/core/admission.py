@@ -99,18 +99,18 @@ def _is_number(value: object) -> bool:
 
 @dataclass(slots=True, eq=False)
 class ServiceTime:
-    """Estimate of the time from admission to result: smoothed mean and mean deviation in seconds (Jacobson 1988)."""
+    """Estimate of the service time (admission to result): smoothed mean and deviation in seconds (Jacobson 1988)."""
 
     mean: float = 0.0
     deviation: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """Upper estimate of the next request's duration in seconds, or 0 if no request has finished yet."""
+        """Upper estimate of the service time of a request in seconds, or 0 if no request has finished yet."""
         return self.mean + 2 * self.deviation
 
     def measured(self, seconds: float) -> None:
-        """Update the estimate with the duration of a finished request in seconds."""
+        """Update the estimate with the service time of a finished request in seconds."""
         if not self.mean:
             self.mean, self.deviation = seconds, seconds / 8
             return
@@ -172,7 +172,7 @@ class Admission(Generic[ImageT]):
         self._ready: tuple[float, list[Request[ImageT]]] | None = None
 
     def __len__(self) -> int:
-        """Return the number of queued images and tiles (prefill windows). Undivided requests count as one."""
+        """Return the number of queued images and tiles. A request that is not yet divided counts as one."""
         return self._length
 
     @property

@@ -283,7 +283,7 @@ class Scheduler(Generic[ImageT]):
         return (self._prefill_ready() if self._prefills_in_turn() else None) or self._decode() or self._prefill()
 
     def finalize(self, step: Step[ImageT]) -> None:
-        """Set the token constraints of each row of a batch step. Call `commit` for the previous step first."""
+        """Set the allowed tokens of each text row of a batch step. Call `commit` for the previous step first."""
         for scheduled in step.sequences:
             if scheduled.phase in TEXT_PHASES and not scheduled.sequence.finalized:
                 try:

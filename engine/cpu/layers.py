@@ -343,7 +343,7 @@ class Pointwise:
 
 
 class Convolution:
-    """Convolution larger than 1×1 with activation, for maps (N, channels, H, W) in channels-last memory format."""
+    """Convolution larger than 1×1 with activation. Feature maps (N, channels, H, W) are in channels-last format."""
 
     def __init__(self, conv: ConvAct, dtype: torch.dtype, order: Sequence[int] | None = None) -> None:
         assert conv.bias is not None
@@ -491,7 +491,7 @@ Part = tuple[int, int, int]
 
 
 def _parts(wanted: list[tuple[int, int]]) -> tuple[list[Part], list[int]]:
-    """Combine channels of several units to channel ranges.
+    """Combine channels of several units into contiguous channel ranges.
 
     Args:
         wanted: channels, each (index of the unit, output channel of the unit).

@@ -108,9 +108,9 @@ def step_threads() -> int:
 
 
 def image_threads() -> ImageThreads:
-    """Create an `ImageThreads`: `step_threads()`, or one thread per CPU.
+    """Create an `ImageThreads` that chooses between `step_threads()` and one thread per CPU.
 
-    The higher number requires that busy-waiting of OpenMP threads can be limited (`limit_spinning`).
+    If busy-waiting of OpenMP threads cannot be limited (`limit_spinning`), the number is always `step_threads()`.
     """
     import torch
 

@@ -46,7 +46,7 @@ class Generator:
 
     @torch.inference_mode()
     def prefix(self, tokens: torch.Tensor) -> DenseCache:
-        """Return a KV cache with one row, filled with the BOS token and image tokens (tokens, dim)."""
+        """Prefill the BOS token and the image tokens (tokens, dim). Return the KV cache of this single sequence."""
         text, device = self.model.text, self.model.device
         bos = text.embed(torch.tensor([[self.limits.bos_id]], device=device))
         x = torch.cat([bos, tokens.unsqueeze(0)], dim=1)

@@ -1,7 +1,7 @@
 """Bidirectional attention between the tokens of each image on Hopper GPUs, written in Gluon.
 
-The kernel reads queries, keys and values from the output of the QKV GEMM. The copy engine (TMA) loads tiles and pads
-them with zeros at the end of an image or head. The head dimension is split into a power of two and a remainder, which
+The kernel reads queries, keys and values from the output of the QKV GEMM. The Tensor Memory Accelerator (TMA) loads
+tiles and pads them with zeros at the end of an image or head. The head dimension is split into a power of two and a remainder, which
 is padded to 16: 72 becomes 64 + 16. A program processes two tiles of queries in one warp group. The softmax of one tile
 overlaps with the GEMMs of the other tile.
 
@@ -294,7 +294,7 @@ def supports(dtype: torch.dtype, head_dim: int, tokens: int) -> bool:
 
 
 def aligned(heads: torch.Tensor) -> bool:
-    """Return whether the address and row stride of `heads` are aligned for the copy engine (TMA)."""
+    """Return whether the address and row stride of `heads` are aligned for the Tensor Memory Accelerator (TMA)."""
     return heads.stride(0) % 8 == heads.data_ptr() % 16 == 0
 
 

@@ -16,7 +16,7 @@ _LARGEST, _LEAST_SCALE = tl.constexpr(LARGEST), tl.constexpr(LEAST_KV_SCALE)
 
 @triton.jit
 def rotated(at, where, position, cosine, sine, d, HALF: tl.constexpr) -> tl.tensor:
-    """Return the channels of a head at the pointer `at`, with RoPE applied to the first 2 · HALF channels."""
+    """Load the channels of a head at the pointer `at`, and apply RoPE to the first 2 · HALF channels."""
     value = tl.load(at + d, mask=where, other=0.0).to(tl.float32)
     turned = where & (d < 2 * HALF)
     other = tl.load(at + tl.where(d < HALF, d + HALF, d - HALF), mask=turned, other=0.0).to(tl.float32)

@@ -32,7 +32,7 @@ class Shape(NamedTuple):
         block_k: number of inputs per tile.
         stages: number of pipeline stages.
         warps: number of warps per program.
-        tma: whether the copy engine (TMA, Hopper) loads the weights.
+        tma: whether the Tensor Memory Accelerator (TMA) loads the weights.
     """
 
     block_m: int
