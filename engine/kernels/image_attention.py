@@ -1,9 +1,9 @@
 """Bidirectional attention between the tokens of each image on Hopper GPUs, written in Gluon.
 
 The kernel reads queries, keys and values from the output of the QKV GEMM. The Tensor Memory Accelerator (TMA) loads
-tiles and pads them with zeros at the end of an image or head. The head dimension is split into a power of two and a remainder, which
-is padded to 16: 72 becomes 64 + 16. A program processes two tiles of queries in one warp group. The softmax of one tile
-overlaps with the GEMMs of the other tile.
+tiles and pads them with zeros at the end of an image or head. The head dimension is split into a power of two and a
+remainder, which is padded to 16: 72 becomes 64 + 16. A program processes two tiles of queries in one warp group. The
+softmax of one tile overlaps with the GEMMs of the other tile.
 
 | time per layer of Moondream 2 on an H200 | 1 image | 2 images | 5 images | 8 images |
 |---|---|---|---|---|
