@@ -40,7 +40,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     )
     model: FileText = setting(
         "nano",
-        "Included model, checkpoint folder or hub ID; `saccade models` lists the included models.",
+        "Included model, checkpoint folder or Hugging Face Hub ID; `saccade models` lists the included models.",
         metavar="MODEL",
     )
     device: Text = setting(
@@ -73,7 +73,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     )
     refiner: FileText | None = setting(
         None,
-        "Model that refines outlines: a file, or a hub ID such as moondream/SegHeadRefiner.",
+        "Model that refines outlines: a file, or a Hugging Face Hub ID such as moondream/SegHeadRefiner.",
         more="The refiner makes the outlines of `segment` more accurate. Without a refiner, or if the refiner "
         "fails, records contain the outline of the model. The field `refined` of a record shows which outline it is.",
         metavar="FILE",

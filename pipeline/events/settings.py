@@ -292,13 +292,13 @@ class AskSettings(NullIsUnset):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: FileText = Field(description="included model, checkpoint folder or hub ID")
+    model: FileText = Field(description="included model, checkpoint folder or Hugging Face Hub ID")
     device: Text = Field("auto", description="device of the model: auto, cpu, cuda or cuda:N")
     dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = Field(
         None, description="data type of the weights and activations"
     )
     kv_dtype: Literal["fp8"] | None = Field(None, description="data type of the KV cache")
-    refiner: FileText | None = Field(None, description="model that refines outlines: a file or hub ID")
+    refiner: FileText | None = Field(None, description="model that refines outlines: a file or Hugging Face Hub ID")
 
 
 AskConfig = Annotated[AskSettings, BeforeValidator(_model)]
