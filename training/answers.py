@@ -219,7 +219,7 @@ class Answerer(nn.Module):
 
 
 def read_back(boxes: torch.Tensor, noise: float) -> torch.Tensor:
-    """Add random noise, relative to the box size, to boxes (…, 4) cx cy w h. Round them to values of the decoder."""
+    """Return boxes (…, 4) cx cy w h with random noise in proportion to their size, rounded to the decoder's bins."""
     centre, size = boxes[..., :2], boxes[..., 2:]
     centre = centre + torch.randn_like(centre) * size * noise
     size = size * torch.exp(torch.randn_like(size) * noise)

@@ -371,7 +371,7 @@ def export(model: Moondream, path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line: parse the arguments and train."""
+    """Parse the command-line arguments and train the model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="dataset folder")
     parser.add_argument(

@@ -63,7 +63,7 @@ class ByteStream(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the TCP or TLS connection."""
         ...
 
 
@@ -183,7 +183,7 @@ class StreamSocket:
             raise LiveError("connection failed", f"the connection was lost ({error.strerror or error})") from error
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the TCP or TLS connection."""
         self._socket.close()
 
     @property

@@ -151,7 +151,7 @@ def rtp_time_of(info: str, control: str) -> int | None:
 
 
 def _set_up_sound(client: RtspClient, medias: list[Media], address: RtspAddress) -> Media | None:
-    """Set up the first audio stream with a supported codec. Return None if there is none or the camera refuses."""
+    """Set up the first audio stream with a supported codec. Return its description, or None if this is impossible."""
     offered = [media for media in medias if media.kind == "audio"]
     for media in offered:
         if media.encoding in AUDIO_CODECS:

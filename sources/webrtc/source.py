@@ -129,7 +129,7 @@ class WebRtcConnection:
 
     @property
     def rate(self) -> Fraction | None:
-        """Always None, because WebRTC has no fixed frame rate."""
+        """Nominal frame rate; always None, because WebRTC has no fixed frame rate."""
         return None
 
     @property
