@@ -63,7 +63,7 @@ class ByteStream(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the TCP or TLS connection."""
+        """Close the byte connection."""
         ...
 
 
