@@ -92,8 +92,8 @@ class CudaImageEncoder:
     def prepare(self, image: Pixels, window: Window | None = None) -> PreparedImage:
         """Copy an image to pinned memory, so that all images of a prefill are uploaded together.
 
-        Images with tiles, and images that arrive while the device is idle, are uploaded immediately. Single-crop frames
-        on the device are not copied.
+        Images with tiles are uploaded immediately. Single-crop images are uploaded immediately if the device is idle
+        and no other image is being uploaded. Single-crop frames on the device are not copied.
 
         The call does not wait for the device. Afterwards the caller may overwrite an image in host memory, but not an
         image in device memory.

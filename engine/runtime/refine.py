@@ -74,13 +74,13 @@ class RefineThread:
         done(result)
 
     def stop(self) -> None:
-        """Stop the thread after all queued results have been refined. Returns without waiting."""
+        """Stop the thread after all queued results have been processed. Returns without waiting."""
         with self._lock:
             self._over = True
             self._queue.put(None)
 
     def close(self) -> None:
-        """Stop the thread after all queued results have been refined, and wait for it."""
+        """Stop the thread after all queued results have been processed, and wait for it."""
         self.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()

@@ -249,8 +249,8 @@ def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
 def _matched(ours: Mapping[str, torch.Tensor], held: dict[str, torch.Tensor], path: Path) -> dict[str, Any]:
     """Map the tensors of a refiner file to the parameter names of `MaskRefiner`.
 
-    A tensor with an unknown name is assigned to the next unassigned parameter of the same block. The parameter must
-    have the same shape and the same role (weight or bias).
+    A tensor with an unknown name is assigned to the next unassigned parameter in the same part of the refiner, such as
+    a transformer block. The parameter must have the same shape and the same role (weight or bias).
     """
     held = {key: tensor for name, tensor in held.items() for key, tensor in _split(name, tensor)}
     found = {}
