@@ -247,7 +247,7 @@ class Point(ObjectsTask):
         return prompts.objects(self.skill, self.label, self.refs)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates and sizes of the reference points and boxes (`refs`), by position in the prompt."""
+        """Return the coordinates and sizes of reference points and boxes, keyed by token position in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
@@ -318,7 +318,7 @@ class Gaze(Task):
         return prompts.gaze(self.eye)[0] if self.form == "words" else prompts.objects("point", self.skill, [self.eye])
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates (x and y) of the person's eye, by position in the prompt."""
+        """Return the coordinates (x and y) of the person's eye, keyed by token position in the prompt."""
         return prompts.gaze(self.eye)[1] if self.form == "words" else prompts.ref_values("point", [self.eye])
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:

@@ -100,7 +100,7 @@ class Segment(Task):
         return prompts.segment(self.object, self.refs)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates and sizes of the reference points and boxes (`refs`), by position in the prompt."""
+        """Return the coordinates and sizes of reference points and boxes, keyed by token position in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
@@ -150,7 +150,8 @@ class PathWriter:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the path is incomplete: a minus sign, a command letter or the x of a pair (x, y) lacks its number."""
+        """Whether the path is incomplete: a number is missing after a minus sign, a command letter or an x coordinate.
+        """
         return self._minus or self._waiting or self._number is not None
 
     def allowed(self, tokens: PathTokens) -> Sequence[int]:

@@ -82,7 +82,7 @@ MAX_SCORED = 128
 
 
 class OutputState(ABC):
-    """State machine that decodes one answer. A decoding step samples one value. Its phase is the kind of this value.
+    """State machine that decodes one answer. Each decoding step has a phase: the kind of value that the step samples.
 
     The phases repeat in the order of the class attribute `phases`. The engine can launch a step before it reads the
     samples of the previous step. It calls `next_phase` at launch, and `commit` when the samples arrive. Samples can
@@ -393,7 +393,7 @@ class Task(ABC):
         """Return the token IDs of the prompt."""
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the normalized coordinates and sizes that are part of the prompt, by position in the prompt.
+        """Return the normalized coordinates and sizes in the prompt, keyed by token position.
 
         Each value is (coordinate,) or (width, height). Its embedding replaces the embedding of the token.
         """

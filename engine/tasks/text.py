@@ -169,7 +169,7 @@ class Query(TextTask):
 
     @property
     def needs_image(self) -> bool:
-        """Whether the question needs an image, because it refers to points or boxes in the image (`refs`)."""
+        """Whether the question needs an image. True if the question refers to points or boxes in the image."""
         return bool(self.refs)
 
     def prompt(self, prompts: Prompts) -> list[int]:
@@ -177,7 +177,7 @@ class Query(TextTask):
         return prompts.query(self.question, self.refs, self.reasoning)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
-        """Return the coordinates and sizes of the reference points and boxes (`refs`), by position in the prompt."""
+        """Return the coordinates and sizes of reference points and boxes, keyed by token position in the prompt."""
         return prompts.ref_values(self.skill, self.refs) if self.refs else {}
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:

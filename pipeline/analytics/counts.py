@@ -1,6 +1,6 @@
 """The object counts of a stream: total counts since its start, and the counts of each minute.
 
-Each frame is counted in the minute of its capture time.
+An object is counted in the minute in which its frame was captured.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class CountLog:
     def due(self, captured_at: float) -> bool:
         """Return whether a frame with this capture time starts a new minute of object counts.
 
-        The previous minute is not a new minute: capture times can jump back when the camera's clock becomes known.
+        A frame of the previous minute does not, because capture times can jump back when the camera's clock becomes
+        known.
 
         Args:
             captured_at: capture time of the frame, in seconds.

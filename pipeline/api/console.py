@@ -108,7 +108,7 @@ async def frame(
     overlay: str = "on",
     width: str | None = None,
 ) -> Response:
-    """Return the next frame of a stream as JPEG. Boxes and labels are drawn on it.
+    """Return the next frame of a stream as JPEG, with boxes and labels.
 
     `?overlay=off` omits boxes and labels. `?width=640` scales the image to a width in pixels.
     """

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 class GeneratorResponse(StreamingResponse):
     """A streaming response. When the client disconnects, the response closes its generator.
 
-    Headers forbid caches and proxies to buffer the response.
+    The response headers tell caches and proxies not to buffer the response.
 
     Args:
         first: first value of the generator, which has already been read.

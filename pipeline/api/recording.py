@@ -70,7 +70,7 @@ class Recording(BaseModel):
 
 
 class Between(BaseModel):
-    """The start and end of the requested time range."""
+    """The time range in a request for recorded video."""
 
     since: str = Field(
         "1d",

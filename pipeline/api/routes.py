@@ -50,7 +50,7 @@ Handler = TypeVar("Handler", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
 class Json(JSONResponse):
-    """A response with ASCII JSON. Other characters, and bytes of file names that are not UTF-8, are escaped."""
+    """A response with ASCII JSON. Non-ASCII characters, and bytes of file names that are not UTF-8, are escaped."""
 
     def render(self, content: Any) -> bytes:
         """Return the response body, encoded as ASCII JSON."""

@@ -109,7 +109,7 @@ class Measured:
         steps: steps that ended during the measurement.
         answers: number of answers.
         rows: sum of the batch sizes (numbers of sequences) of all decode steps.
-        zombies: sum of the numbers of sequences per decode step that had already ended.
+        zombies: number of wasted sequences (which had already ended), summed over all decode steps.
         elapsed: duration of the measurement, in seconds.
     """
 
@@ -121,7 +121,7 @@ class Measured:
 
     @property
     def zombie_share(self) -> float:
-        """The fraction of sequences in decode steps that had already ended (wasted work), from 0 to 1."""
+        """The fraction of wasted sequences in decode steps, from 0 to 1. A wasted sequence had already ended."""
         return self.zombies / self.rows
 
     @property

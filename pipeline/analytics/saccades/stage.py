@@ -109,7 +109,7 @@ class SaccadeStage:
             self._auto.max_fps = settings.max_fps
 
     def choose(self, frame: Frame) -> list[Look]:
-        """Choose the zoom windows of a frame, before the frame is submitted to the engine."""
+        """Return the zoom windows of a frame. Called before the frame is submitted to the engine."""
         settings, seconds = self._settings, time_of(frame)
         if settings.count == 0:
             return []

@@ -60,11 +60,11 @@ class Sweep:
 
     @property
     def looks(self) -> int:
-        """The number of windows that cover the frame once."""
+        """The number of zoom windows that cover the whole frame once."""
         return len(self._lattices[0][0])
 
     def pass_time(self, seconds: float) -> None:
-        """Set the current time to `seconds`, and add the sweep windows that became due to the budget."""
+        """Set the current time to `seconds`, and increase the budget by the number of sweep windows now due."""
         if self._last is None or seconds < self._last:
             self._seen[:] = self._asked[:] = seconds - self._period_s
         else:
@@ -73,7 +73,7 @@ class Sweep:
         self._last = seconds
 
     def due(self, *, taken: bool = False) -> bool:
-        """Return whether the budget allows a sweep window.
+        """Return whether the budget allows a sweep window: a zoom window of the pass over the whole frame.
 
         Args:
             taken: whether the sweep window would replace another window, such as a window on motion.
@@ -132,7 +132,8 @@ class Sweep:
         return x, y, x + size[0], y + size[1]
 
     def _total(self, seconds: float) -> NDArray[np.float64]:
-        """Return the integral image (`cv2.integral`) of the sweep priorities, as (rows + 1, columns + 1)."""
+        """Return the sweep priorities of all grid cells as an integral image (`cv2.integral`), (rows + 1, columns + 1).
+        """
         known = np.maximum(self._seen, np.where(seconds - self._asked < _PENDING_S, self._asked, -np.inf))
         waited = np.clip((seconds - known) / self._period_s, 0, 3)
         value = waited * waited * (self._order + _APPEARED * self._appeared)

@@ -82,7 +82,7 @@ def time_cameras(
 
 
 def shown_images(size: tuple[int, int], objects: int | None) -> tuple[list[RgbImage], list[RgbImage], Detect]:
-    """Return the images of the cameras, the images of the 4K camera, and the detection task."""
+    """Return the images of normal cameras, the images of the 4K camera, and the detection task."""
     return distinct_images(size), images_of(str(DEMO_CLIP), *_LARGE_SIZE, count=2), person_task(objects)
 
 
