@@ -150,8 +150,7 @@ class PathWriter:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the path is incomplete: a number is missing after a minus sign, a command letter or an x coordinate.
-        """
+        """Whether the path is incomplete: a minus sign, a command letter or an x coordinate needs another number."""
         return self._minus or self._waiting or self._number is not None
 
     def allowed(self, tokens: PathTokens) -> Sequence[int]:

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 class GeneratorResponse(StreamingResponse):
     """A streaming response. When the client disconnects, the response closes its generator.
 
-    The response headers tell caches and proxies not to buffer the response.
+    The headers tell caches and proxies not to buffer the response.
 
     Args:
         first: first value of the generator, which has already been read.
