@@ -132,8 +132,7 @@ class Sweep:
         return x, y, x + size[0], y + size[1]
 
     def _total(self, seconds: float) -> NDArray[np.float64]:
-        """Return the integral image (`cv2.integral`) of the sweep priorities of all cells, as (rows + 1, columns + 1).
-        """
+        """Return the integral image (`cv2.integral`) of the cells' sweep priorities, as (rows + 1, columns + 1)."""
         known = np.maximum(self._seen, np.where(seconds - self._asked < _PENDING_S, self._asked, -np.inf))
         waited = np.clip((seconds - known) / self._period_s, 0, 3)
         value = waited * waited * (self._order + _APPEARED * self._appeared)
