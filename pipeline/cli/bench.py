@@ -65,7 +65,7 @@ def bench_bubble(
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     as_json: Json = False,
 ) -> None:
-    """Measure the speedup from preparing the next decode step on the CPU during the current decode step on the GPU.
+    """Measure the speedup from preparing each decode step while the device computes the previous step.
 
     The table shows step times, and the predicted and the measured speedup.
 
