@@ -244,7 +244,7 @@ def _group() -> Any:
 
 
 def _guard() -> subprocess.Popen[bytes] | None:
-    """Start a helper process that kills the child processes of this process when this process ends.
+    """Start a watchdog process, which kills the child processes of Saccade when Saccade ends.
 
     Return None on systems other than Linux.
     """
