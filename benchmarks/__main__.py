@@ -234,7 +234,7 @@ def bench_saccades(
     from saccade.pipeline.errors import ConfigError
 
     if (clip is None) != (truth is None):
-        raise ConfigError("give both CLIP and --truth, or neither of them")
+        raise ConfigError("CLIP and --truth need each other: give both, or omit both")
     counts = parse_small(windows, "--windows", 16)
     with Engine.load(given.get("model", "nano"), given.get("device", "auto"), given.get("dtype")) as engine:
         result = find_far(engine, counts, clip=clip, truth=truth, seed=seed, frames=frames)

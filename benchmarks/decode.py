@@ -86,7 +86,7 @@ def time_decode(
         costs = MoondreamCosts(engine._loaded.model.config)  # type: ignore[attr-defined]
         least, most = engine.limits.prefix_length + 1, engine.limits.max_context
         if not least <= length <= most:
-            raise EngineError(f"--keys: must be from {least} to {most} tokens for {engine.model.name}; got {length}")
+            raise EngineError(f"--keys: context length {length} is outside {least} to {most} tokens")
         place = torch.device(engine.model.device)
         rate = bandwidth(place)
         rows = []

@@ -15,5 +15,5 @@ def parse_small(text: str, flag: str, most: int) -> list[int]:
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"\d{1,3}", part) and int(part) <= most for part in parts):
-        raise ConfigError(f"{flag}: should be numbers from 0 to {most} separated by commas, such as 0,2, got {text!r}")
+        raise ConfigError(f"{flag}: should be integers from 0 to {most} separated by commas, such as 0,2, got {text!r}")
     return [int(part) for part in parts]

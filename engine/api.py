@@ -503,11 +503,11 @@ class Engine:
         if math.isnan(deadline):
             raise ValueError("deadline_s must be a number of seconds; got NaN")
         if previous is not None and not isinstance(previous, Result):
-            raise ValueError(f"previous must be the Result of an earlier image; got {type(previous).__name__}")
+            raise ValueError(f"previous must be the Result for an earlier image; got {type(previous).__name__}")
         chosen = None if adapter is None else self._adapter(adapter)
         expanded = tuple([one for task in tasks for one in self.expand(task)])
         if not isinstance(tiles, int) or tiles < 1:
-            raise ValueError(f"tiles must be an integer of at least 1; got {tiles!r}")
+            raise ValueError(f"tiles (n, for n x n tiles of the image) must be an integer of at least 1; got {tiles!r}")
         reads: KeptPrefix | None = None
         pixels: Pixels | LazyImage | None = None
         size = 0, 0

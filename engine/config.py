@@ -127,7 +127,7 @@ class EngineConfig:
                 f"images_per_prefill must be at most {MAX_IMAGES_PER_PREFILL}; got {self.images_per_prefill}"
             )
         if not isinstance(self.refiner, str | None):
-            raise ValueError(f"refiner must be a path, a hub ID or None; got {self.refiner!r}")
+            raise ValueError(f"refiner must be a file path, a Hugging Face Hub ID or None; got {self.refiner!r}")
         if self.kv_dtype not in (None, "fp8"):
             raise EngineError(f"unknown kv_dtype '{self.kv_dtype}'; use fp8 or omit it")
         if self.n_pages is not None and (not isinstance(self.n_pages, int) or self.n_pages < 2):

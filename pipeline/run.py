@@ -96,7 +96,7 @@ def opened_run(
             if (kept := state.load(config)) is not None:
                 desired = merge(kept[0], base, kept[1])
                 if plan(base, desired):
-                    log.warning("%s: applying changes that were made over HTTP before the restart", state.path)
+                    log.warning("%s: restoring stream settings from before the restart", state.path)
         in_file = config.state == _IN_FILE
         make_controller = partial(Controller, base=base, desired=desired, file=file, state=state, save_at_once=in_file)
         if has_workers(config):

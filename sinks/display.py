@@ -69,7 +69,7 @@ class DisplaySink:
         key = cv2.waitKey(1)
         self._shown = True
         if key & 0xFF in _QUIT_KEYS or cv2.getWindowProperty(self._title, cv2.WND_PROP_VISIBLE) < 1:
-            raise SinkClosedError("the window was closed")
+            raise SinkClosedError("the video window was closed")
 
     def close(self) -> None:
         """Close the window. A second call does nothing."""

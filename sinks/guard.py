@@ -143,7 +143,7 @@ class SinkGuard:
             self._lose(frame, error.lost if isinstance(error, SinkError) else 0)
             self._trying_since = None
         if first:  # the trace of an unexpected error, which is a bug
-            log.warning("%s; the sink is paused and will be retried", reason, exc_info=None if expected else error)
+            log.warning("%s; dropping results until a retry succeeds", reason, exc_info=None if expected else error)
 
     def _worked(self) -> None:
         with self._lock:

@@ -97,7 +97,7 @@ class JsonlSink:
         events = options.choice("send", ("frames", "events")) == "events"
         options.reject_unknown()
         if (keep is not None or retention) and megabytes is None:
-            raise SinkError(f"{path}: keep and max_gb also need max_mb, as in {path}?max_mb=100&keep=5")
+            raise SinkError(f"{path}: options keep and max_gb need max_mb, as in {path}?max_mb=100&keep=5")
         if keep is None and not retention:
             keep = KEEP
         return cls(

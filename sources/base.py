@@ -65,7 +65,7 @@ class Source(ABC):
 
     def __init__(self, name: str, vid_stride: int = 1) -> None:
         if vid_stride < 1:
-            raise SourceError(f"vid_stride must be 1 or more, not {vid_stride}")
+            raise SourceError(f"vid_stride (use every Nth frame) must be 1 or more, not {vid_stride}")
         self._name = name
         self._stride = vid_stride
         self._closed = threading.Event()

@@ -78,7 +78,7 @@ class ImageSource(Source):
         base = self._base = _ANIMATION_BASE if animated else _TIME_BASE
         frames: int | None = sum(1 for place in range(0, total, vid_stride) if animated or self._wanted(place))
         if frames == 0:
-            raise SourceError(f"{folder}: none of the {total} images is between the settings start and end")
+            raise SourceError(f"{folder}: none of the {total} images is between start and end, at one image per second")
         self._info = SourceInfo(
             codec=codec,
             width=image.shape[1],
@@ -150,7 +150,7 @@ class ImageSource(Source):
                         raise
             place += count
         if not tried:
-            raise SourceError(f"{folder}: none of the {place} images is between the settings start and end")
+            raise SourceError(f"{folder}: none of the {place} images is between start and end, at one image per second")
         raise SourceError(f"{folder}: none of the {tried} images can be read")
 
 

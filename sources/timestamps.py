@@ -70,7 +70,7 @@ class StreamClock:
 
     def __init__(self, clock: InputClock, base: Fraction, step: Fraction) -> None:
         if base <= 0 or step <= 0:
-            raise ValueError(f"the time base and the step must be positive, not {base} and {step}")
+            raise ValueError(f"the time base and the frame duration must be positive, not {base} and {step}")
         self._input = clock
         self._base = base
         self._step = max(1, round(step / base))
@@ -191,7 +191,7 @@ class Timeline:
 
     def __init__(self, step: Fraction, first: int = 0) -> None:
         if step <= 0:
-            raise ValueError(f"the step must be positive, not {step}")
+            raise ValueError(f"the step between two timestamps must be positive, not {step}")
         self._step = step
         self._anchor = first  # what missing timestamps are counted from
         self._missing = 0

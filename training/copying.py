@@ -49,7 +49,7 @@ def wire(model: Moondream, words: torch.Tensor) -> None:
     width, head = text.config.dim, text.config.head_dim
     if width < _CLASS + 32 or head != 64 or len(text.blocks) < 3 or len(words) > 31:
         raise ValueError(
-            "unsupported decoder: the initial weights need width 192, 3 heads of width 64, and at most 31 classes"
+            "unsupported text decoder: the initial weights need width 192, head width 64, 3 layers, up to 31 classes"
         )
 
     for parameter in (text.wte, tower.pos_emb, tower.nothing, tower.label.weight):

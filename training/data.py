@@ -154,7 +154,7 @@ def load_split(folder: Path, split: str, workers: int, limit: int | None = None)
     for i, record in enumerate(records):
         named = {*record["boxes"], *record["maybe"], *record["unknown"]}
         if strange := named - ids.keys():
-            raise PackError(f"image {record['id']} has label '{min(strange)}', which is missing in classes.txt")
+            raise PackError(f"label '{min(strange)}' of image {record['id']} is missing in classes.txt")
         rows = [(*box[:4], ids[name], True) for name, group in record["boxes"].items() for box in group]
         rows += [(*box[:4], ids[name], False) for name, group in record["maybe"].items() for box in group]
         rows.sort(key=lambda row: (row[2] - row[0]) * (row[3] - row[1]), reverse=True)

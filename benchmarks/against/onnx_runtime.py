@@ -108,7 +108,7 @@ def _require_equal(session: Any, tower: DetectorTower, crop: torch.Tensor) -> No
     apart = float(np.abs(theirs - ours).max())
     if not apart < 1e-2:
         raise RuntimeError(
-            f"outputs of the exported ONNX network and of nano differ by up to {apart:.3g}; at most 0.01 is allowed"
+            f"the exported ONNX network and nano differ by up to {apart:.3g} in their outputs; the limit is 0.01"
         )
 
 

@@ -62,7 +62,7 @@ def _measure(pixels: Iterator[int], frames: int) -> Measured:
     count = sum(1 for _ in pixels)
     took, used = time.perf_counter() - begun, time.process_time() - used
     if count != frames:
-        raise RuntimeError(f"a video reader decoded {count} frames of a clip with {frames} frames")
+        raise RuntimeError(f"a video reader decoded {count} of the {frames} frames of the clip")
     return {"throughput": count / took, "CPU time": 1000 * used / count}
 
 

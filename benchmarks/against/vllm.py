@@ -116,7 +116,7 @@ def compare(rounds: int, configs: Sequence[str], requests: int, images: int, lim
             without any result.
     """
     if unknown := [name for name in configs if name not in CONFIGS]:
-        raise ConfigError(f"--configs: unknown {', '.join(unknown)}; known: {', '.join(CONFIGS)}")
+        raise ConfigError(f"--configs: unknown configuration {', '.join(unknown)}; use {', '.join(CONFIGS)}")
     require_gpu("the comparison with vLLM")
     require("vllm", install="vllm")
 
@@ -426,7 +426,7 @@ def load_vllm(config: Config, folder: str) -> Iterator[Program]:
         outputs = run()
         seconds = time.perf_counter() - begun
         if [len(one.outputs[0].token_ids) for one in outputs] != [3 * objects] * count:
-            raise RuntimeError(f"vLLM must generate exactly {3 * objects} tokens for each prompt, but it did not")
+            raise RuntimeError(f"vLLM did not generate exactly {3 * objects} tokens for each prompt")
         return seconds
 
     def generate(prompts: list[dict[str, Any]], objects: int) -> float:

@@ -86,11 +86,11 @@ class StreamSettings:
 
     def __post_init__(self) -> None:
         if not _is_number(self.weight) or not 0.001 <= self.weight <= 1000:
-            raise ValueError(f"weight must be a number from 0.001 to 1000; got {self.weight!r}")
+            raise ValueError(f"the stream's weight must be a number from 0.001 to 1000; got {self.weight!r}")
         if self.max_fps is not None and (not _is_number(self.max_fps) or not 0 < self.max_fps < math.inf):
-            raise ValueError(f"max_fps must be a number above 0, or None; got {self.max_fps!r}")
+            raise ValueError(f"the stream's max_fps must be a number above 0, or None; got {self.max_fps!r}")
         if not isinstance(self.in_flight, int) or self.in_flight < 1:
-            raise ValueError(f"in_flight must be an integer of at least 1; got {self.in_flight!r}")
+            raise ValueError(f"the stream's in_flight must be an integer of at least 1; got {self.in_flight!r}")
 
 
 def _is_number(value: object) -> bool:
@@ -545,7 +545,7 @@ class Resources:
             raise EngineError("this encoded image is closed; encode the image again")
         if pages > left or len(window.sequences) > self.n_batch_slots:
             raise RequestTooLargeError(
-                f"the prompts on one image need {pages} KV cache pages ({left} are available) and "
+                f"too many prompts for one image: they need {pages} KV cache pages ({left} available) and "
                 f"{len(window.sequences)} batch slots ({self.n_batch_slots} available); send fewer prompts per image"
             )
         if request.keeps is not None and self._kept_pages + self._prefix_pages > self.pages_total // 2:

@@ -58,7 +58,7 @@ class Speculation:
         for sequence in window.sequences:
             phase = sequence.output.next_phase()
             if phase is None:
-                raise ValueError("the scheduler planned a step for an answer that is already complete")
+                raise ValueError("the scheduler planned a decoding step for a complete sequence")
             rows: Rows = [ScheduledSequence(sequence, phase, sequence.position)]
             sequence.position += len(sequence.prompt)
             if certain and (known := sequence.output.certain):

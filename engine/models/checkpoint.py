@@ -119,9 +119,9 @@ def _files(folder: Path) -> tuple[Path, list[Path]]:
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         if not all(Path(name).name == name for name in names):
-            raise ValueError("a shard name contains a folder")
+            raise ValueError("a weight file name contains a folder")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index}: invalid index of weight files ({error})") from error
+        raise CheckpointError(f"{index}: invalid index of weight files ({error}); download the model again") from error
     return index, [folder / name for name in names]
 
 

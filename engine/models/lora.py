@@ -156,7 +156,7 @@ def _shapes(block: Block, part: str, rank: int, where: str, dimensions: int) -> 
         return (rank, base.in_features), (base.out_features, rank)
     if dimensions != 3:
         raise AdapterError(
-            f"{where}: LoRA matrices of a mixture-of-experts layer must have 3 dimensions, the first over the experts"
+            f"{where}: LoRA matrices of experts must have 3 dimensions; the first is the number of experts"
         )
     weight = experts.get_submodule(part.removeprefix("mlp.")).weight
     assert isinstance(weight, torch.Tensor)

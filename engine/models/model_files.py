@@ -56,7 +56,7 @@ def find(name: str) -> Path:
         return _download(name)
     names = ", ".join(entry.name for entry in EMBEDDED)
     raise UnknownModelError(
-        f"unknown model '{name}': use one of {names}, a model folder, or a hub ID such as owner/model"
+        f"unknown model '{name}': use one of {names}, a model folder, or a Hugging Face Hub ID such as owner/model"
     )
 
 
@@ -74,7 +74,7 @@ def find_refiner(name: str) -> Path:
         return path
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return fetch_file(name, "model.pt")
-    raise UnknownModelError(f"unknown refiner '{name}': use a file, or a hub ID such as moondream/SegHeadRefiner")
+    raise UnknownModelError(f"unknown refiner '{name}': use a file or a Hugging Face Hub ID (owner/name)")
 
 
 def read_synonyms(folder: Path) -> dict[str, list[str]]:
@@ -132,7 +132,7 @@ def fetch_file(repository: str, name: str) -> Path:
     try:
         return Path(hf_hub_download(repository, name))
     except Exception as error:  # see `_download`
-        raise UnknownModelError(f"cannot download {name} of {repository} from the hub ({_reason(error)})") from error
+        raise UnknownModelError(f"cannot download {repository}/{name} from Hugging Face ({_reason(error)})") from error
 
 
 def _download(name: str) -> Path:
@@ -142,7 +142,7 @@ def _download(name: str) -> Path:
     try:
         return Path(snapshot_download(repository, revision=revision or None, allow_patterns=_HUB_FILES))
     except Exception as error:  # the hub client raises many types of errors
-        message = f"model '{name}' is not a folder, and cannot be downloaded from the hub ({_reason(error)})"
+        message = f"'{name}' is not a folder, and cannot be downloaded from the Hugging Face Hub ({_reason(error)})"
         raise UnknownModelError(message) from error
 
 

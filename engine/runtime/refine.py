@@ -93,7 +93,7 @@ class RefineThread:
                 result = refined(result, as_array(pixels), self._better)
             except Exception as error:  # this result keeps its coarse outlines
                 if not self._warned:
-                    log.warning("the mask refiner failed, so the result has coarse outlines: %s", reason_of(error))
+                    log.warning("the mask refiner failed, so segmentation masks stay coarse: %s", reason_of(error))
                 self._warned = True
             done(result)
             del item, result, pixels, done  # otherwise the image would stay alive until the next result

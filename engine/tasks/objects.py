@@ -284,10 +284,10 @@ class Gaze(Task):
 
     def __post_init__(self) -> None:
         if self.form not in get_args(GazeForm):
-            raise ValueError(f"the form of a gaze must be one of {', '.join(get_args(GazeForm))}; got {self.form!r}")
+            raise ValueError(f"the gaze form must be one of {', '.join(get_args(GazeForm))}; got {self.form!r}")
         object.__setattr__(self, "eye", tuple(self.eye))
         if len(self.eye) != 2 or not all(is_number(value) and 0 <= value <= 1 for value in self.eye):
-            raise ValueError(f"eye must be a point (x, y) of numbers from 0 to 1; got {self.eye!r}")
+            raise ValueError(f"eye must be a point (x, y) in normalized coordinates from 0 to 1; got {self.eye!r}")
         require_conf(self.conf)
 
     @classmethod
@@ -300,7 +300,7 @@ class Gaze(Task):
         try:
             x, y = map(float, text.split(","))
         except ValueError:
-            raise ValueError(f"eye must be x,y as fractions of the image, such as 0.4,0.25; got '{text}'") from None
+            raise ValueError(f"eye must be x,y in normalized coordinates, such as 0.4,0.25; got '{text}'") from None
         return cls((x, y), conf)
 
     @property

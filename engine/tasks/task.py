@@ -245,7 +245,7 @@ class Window:
     def __post_init__(self) -> None:
         if min(self.x, self.y) < 0 or min(self.width, self.height) < 1:
             raise ValueError(
-                f"a window needs x and y of at least 0, and width and height of at least 1 pixel; got {self}"
+                f"an image window needs x and y of at least 0, and width and height of at least 1 pixel; got {self}"
             )
 
     @property
@@ -488,7 +488,7 @@ def _ref(value: Any) -> Ref:
     numbers = tuple(value)
     if len(numbers) not in (2, 4) or not all(is_number(one) and 0 <= one <= 1 for one in numbers):
         raise ValueError(
-            f"a ref must be a point (x, y) or a box (x1, y1, x2, y2) of numbers from 0 to 1; got {value!r}"
+            f"a ref must be a point (x, y) or a box (x1, y1, x2, y2) in normalized coordinates; got {value!r}"
         )
     if len(numbers) == 4 and not (numbers[0] <= numbers[2] and numbers[1] <= numbers[3]):
         raise ValueError(f"a box must be (x1, y1, x2, y2) with x1 <= x2 and y1 <= y2; got {value!r}")

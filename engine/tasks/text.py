@@ -147,7 +147,7 @@ class Query(TextTask):
         reasoning = "reasoning" in options
         lists = [inside for inside in options if inside != "reasoning"]
         if len(lists) > 1 or len(options) - len(lists) > 1:
-            raise ValueError(f"the question '{text}' can end with only one list of choices, such as [yes|no]")
+            raise ValueError(f"'{text}' can end with only one list of choices, such as [yes|no], and one [reasoning]")
         choices = tuple(choice.strip() for choice in lists[0].split("|")) if lists else ()
         return cls(question, choices=choices, reasoning=reasoning)
 
@@ -236,7 +236,7 @@ class Caption(TextTask):
     def __post_init__(self) -> None:
         TextTask.__post_init__(self)
         if self.length not in get_args(CaptionLength):
-            raise ValueError(f"length must be one of {', '.join(get_args(CaptionLength))}; got {self.length!r}")
+            raise ValueError(f"caption length must be one of {', '.join(get_args(CaptionLength))}; got {self.length!r}")
         require_count("max_tokens", self.max_tokens)
 
     @classmethod

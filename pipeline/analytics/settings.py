@@ -32,7 +32,7 @@ def _points(value: object) -> object:
 
 def _inside_the_image(points: list[Point]) -> list[Point]:
     if not all(math.isfinite(one) and 0 <= one <= 1 for point in points for one in point):
-        raise ValueError("coordinates should be fractions of the image's width and height, from 0 to 1")
+        raise ValueError("coordinates should be normalized to the image size, from 0 to 1")
     return points
 
 
@@ -90,7 +90,7 @@ class SizeSettings(NullIsUnset):
     @classmethod
     def _higher(cls, value: list[Point], info: Any) -> list[Point]:
         if "near" in info.data and value[1][1] >= info.data["near"][1][1]:
-            raise ValueError("the lower edge of the box `far` should be above the lower edge of the box `near`")
+            raise ValueError("the lower edge of the distant box `far` should be above that of the close box `near`")
         return value
 
     def fits(self, box: tuple[float, float, float, float]) -> bool:
@@ -171,7 +171,7 @@ def _regions(points_key: str) -> BeforeValidator:
                 if not (equals and name.strip()):
                     raise ValueError("expected a zone or line as NAME=X,Y,X,Y,…, such as door=.1,.2,.5,.2,.5,.9")
                 if name.strip() in named:
-                    raise ValueError(f"the name '{name.strip()}' is defined twice")
+                    raise ValueError(f"the zone or line '{name.strip()}' is defined twice; use another name")
                 named[name.strip()] = points
             value = named
         if isinstance(value, Mapping):

@@ -69,13 +69,13 @@ class BoxSchema:
                 fields[name] = write
             elif name in items.get("required", ()):
                 raise ValueError(
-                    f"the schema's property '{name[:80]}' is not supported: use a label, a score and a box"
+                    f"the JSON schema's property '{name[:80]}' is not supported: use a label, a score and a box"
                 )
         places = properties.keys() - {*_LABELS, *_SCORES}
         points = bool(places & {"x", "y", "point", "point_2d"})
         if not places & fields.keys():
             raise ValueError(
-                "the schema needs the position of an object: add bbox, or x_min, y_min, x_max and y_max, or point"
+                "the JSON schema needs the position of an object: add bbox, or x_min, y_min, x_max and y_max, or point"
             )
         return cls(labels, points, key, fields)
 
@@ -111,9 +111,9 @@ def _array_in(schema: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]
 def _labels_in(described: Mapping[str, Any]) -> list[str]:
     values = [described["const"]] if "const" in described else described.get("enum", [])
     if not isinstance(values, list) or not all(isinstance(one, str) and one for one in values):
-        raise ValueError("the enum of the label property should be a list of strings")
+        raise ValueError("the label enum of the JSON schema should be a list of strings")
     if len(values) > _MAX_LABELS:
-        raise ValueError(f"the enum of the label property can have at most {_MAX_LABELS} values")
+        raise ValueError(f"the label enum of the JSON schema can have at most {_MAX_LABELS} values")
     return values
 
 

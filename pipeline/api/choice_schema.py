@@ -53,9 +53,9 @@ class ChoiceSchema:
             return None
         values = part["enum"]
         if not isinstance(values, list) or not all(isinstance(one, str) and one for one in values):
-            raise ValueError("the enum should be a list of non-empty strings")
+            raise ValueError("the enum of the JSON schema should be a list of non-empty strings")
         if not 1 <= len(values) <= _MAX_CHOICES:
-            raise ValueError(f"the enum should have from 1 to {_MAX_CHOICES} values, got {len(values)}")
+            raise ValueError(f"the JSON schema's enum should have 1 to {_MAX_CHOICES} values, got {len(values)}")
         return cls(tuple(values), key)
 
     def answer(self, choice: str) -> str:

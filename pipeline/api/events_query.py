@@ -17,7 +17,7 @@ def query_of(given: dict[str, str]) -> EventQuery:
         raise ValueError(f"unknown filter '{unknown[:40]}'; available: {', '.join(_KNOWN[:-1])}")
     limit = given.get("limit", "50")
     if not limit.isdecimal() or len(limit) > 9:
-        raise ValueError("limit should be a whole number, such as 50")
+        raise ValueError("limit (events per page) should be a whole number, such as 50")
     since = time_of_text(given["since"]) if "since" in given else None
     wrong = "after should be the value of `after` in the previous page"
     after = finite(given["after"], wrong) if "after" in given else None

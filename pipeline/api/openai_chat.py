@@ -132,7 +132,7 @@ class Chat(NullIsUnset):
     @classmethod
     def _without_tools(cls, value: object) -> object:
         if value:
-            raise ValueError("calls of functions are not supported: remove tools from the request")
+            raise ValueError("function calling is not supported: remove tools from the request")
         return value
 
     @model_validator(mode="after")

@@ -55,7 +55,7 @@ def parse_range(text: str, flag: str) -> tuple[float, float]:
     match = re.fullmatch(r"(\d{1,4}(?:\.\d+)?)(?:-(\d{1,4}(?:\.\d+)?))?", text.strip())
     low, high = (float(match[1]), float(match[2] or match[1])) if match else (0.0, 0.0)
     if not 0 < low <= high <= 1000:
-        raise ConfigError(f"{flag}: should be a rate or a range of rates up to 1000, such as 15 or 5-30, got {text!r}")
+        raise ConfigError(f"{flag}: should be a frame rate or range up to 1000 fps, such as 15 or 5-30, got {text!r}")
     return low, high
 
 
@@ -68,7 +68,7 @@ def parse_weights(text: str, flag: str) -> list[float]:
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"\d{1,3}(\.\d+)?", part) and 0.01 <= float(part) <= 100 for part in parts):
         raise ConfigError(
-            f"{flag}: should be weights from 0.01 to 100 separated by commas, such as 1,1,4, got {text!r}"
+            f"{flag}: should be scheduling weights from 0.01 to 100 separated by commas, such as 1,1,4, got {text!r}"
         )
     return [float(part) for part in parts]
 

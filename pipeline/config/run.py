@@ -73,7 +73,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
     )
     refiner: FileText | None = setting(
         None,
-        "Model that refines outlines: a file, or a Hugging Face Hub ID such as moondream/SegHeadRefiner.",
+        "Model that refines segmentation masks: a file, or a Hugging Face Hub ID such as moondream/SegHeadRefiner.",
         more="The refiner makes the outlines of `segment` more accurate. Without a refiner, or if the refiner "
         "fails, records contain the outline of the model. The field `refined` of a record shows which outline it is.",
         metavar="FILE",
@@ -138,7 +138,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
                 raise
         names = [stream.name for stream in self.streams if stream.name]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"two streams have the name '{twice}'")
+            raise ValueError(f"two streams have the name '{twice}'; use a different name for each")
         return self
 
     def each(self) -> list[ListedStream]:

@@ -154,7 +154,7 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
     def _after_start(cls, value: float | None, info: Any) -> float | None:
         start = info.data.get("start")
         if value is not None and start is not None and value <= start:
-            raise ValueError(f"the end should be later than `start`, which is {start:g} s")
+            raise ValueError(f"the end time should be later than the start time, which is {start:g} s")
         return value
 
 

@@ -98,7 +98,7 @@ class ConfigFile:
             ConfigError: if saving fails. The file is then unchanged.
         """
         if not self.names_streams:
-            raise ConfigError("the streams cannot be saved to the file, because the command line defines them")
+            raise ConfigError("cannot save the streams, because the command line defines them")
 
         def check(path: Path) -> None:
             if left := [change.name for change in plan(load(path, self._overrides), wanted)]:

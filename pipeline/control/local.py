@@ -374,7 +374,7 @@ class Local:
         """Return the total object counts of a stream, and its counts for each minute after the Unix time `since`."""
         stage = find_stage(self.streams.get(name).stages, AnalyzeStage)
         if stage is None:
-            raise StreamError(f"stream '{name}' was opened without the stage that counts objects in zones and at lines")
+            raise StreamError(f"stream '{name}' counts no objects: it was opened without the stage AnalyzeStage")
         return stage.totals(), list(stage.minutes(since))
 
     def search(self, text: str, query: EventQuery, progress: Progress) -> Searched:
@@ -545,7 +545,7 @@ def verdicts_of(store: StoredEvents, stream: str | None = None) -> Sequence[Verd
     try:
         return store.verdicts(stream)
     except StoreError as error:
-        log.warning("%s: false alarms cannot be suppressed: %s", stream or "all streams", error)
+        log.warning("%s: cannot read false alarms, so none are suppressed: %s", stream or "all streams", error)
         return ()
 
 

@@ -295,7 +295,7 @@ class RayWorkers:
                     try:
                         self._replace(worker, streams)
                     except Exception as error:
-                        log.warning("worker %s could not be restored to its old settings: %s", worker.name, error)
+                        log.warning("worker %s could not return to its previous settings: %s", worker.name, error)
             raise
         with self._changed:
             for name, stream in self._streams.items():

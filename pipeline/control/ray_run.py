@@ -39,7 +39,7 @@ def check_workers(config: RunConfig) -> None:
         raise ConfigError("--display: not supported with workers; remove --workers, or watch with --http")
     if watched := next((target for target in shared_targets(config) if target.text.startswith(WHEP)), None):
         raise ConfigError(
-            f"{watched.flag}: {watched.text}: not supported with workers; use --http to watch their video"
+            f"{watched.flag}: {watched.text}: WebRTC output is not supported with workers; watch the video with --http"
         )
 
 

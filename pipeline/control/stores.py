@@ -128,7 +128,7 @@ def store_here(settings: WorkerSettings, host: str) -> tuple[str, str, str | Non
     found: Any = ray.get(actor.media.remote(), timeout=_BEGIN_S)
     media, problem = found
     if media is None:
-        log.warning("events of this machine are stored on the controller's machine: %s", problem)
+        log.warning("cannot store events on this machine, so the controller's machine stores them: %s", problem)
         return "", "", settings.media
     return f"{host}-{node[:6]}", node, media
 

@@ -156,7 +156,7 @@ def parse(text: str) -> Condition:
     if condition.kind == "crosses" and condition.for_s:
         raise PlacedError("the condition 'crosses' cannot have a duration: remove 'for'", text.lower().rindex("for"))
     if condition.kind == "reports" and not _SIGNAL.fullmatch(condition.signal):
-        raise PlacedError('unknown camera signal: use motion, input or "input TOKEN"', condition.place_at)
+        raise PlacedError('unknown camera signal: use motion, input, or "input ID"', condition.place_at)
     if condition.between is not None and condition.between[0] == condition.between[1]:
         raise PlacedError("the condition 'between' requires two different times of day", text.lower().rindex("between"))
     if condition.kind == "count" and condition.number == 0 and condition.compare in ("<", ">="):

@@ -176,7 +176,7 @@ class EventHub:
     def _report_lost(self) -> None:
         now = time.monotonic()
         if self._lost and now - self._logged_at >= _LOG_EVERY_S:
-            log.warning("an output for events is too slow; dropped event changes: %d", self._lost)
+            log.warning("an event output is too slow; dropped event changes: %d", self._lost)
             self._lost, self._logged_at = 0, now
 
     def _work(self) -> None:
@@ -215,7 +215,7 @@ def notify(listener: Listener, record: Mapping[str, Any], failing: set[int], key
         listener(record)
     except Exception as error:
         if key not in failing:
-            log.warning("an output for events of stream %s failed: %s", record["stream"], reason_of(error))
+            log.warning("an event output of stream %s failed: %s", record["stream"], reason_of(error))
         failing.add(key)
     else:
         failing.discard(key)

@@ -35,7 +35,7 @@ class Threshold(NullIsUnset):
     @classmethod
     def _below_on(cls, value: float, info: Any) -> float:
         if value > info.data.get("on", 1.0):
-            raise ValueError(f"`off` should be at most the value of `on`, which is {info.data['on']:g}")
+            raise ValueError(f"the threshold `off` should be at most the threshold `on` ({info.data['on']:g})")
         return value
 
 
@@ -51,7 +51,7 @@ class AttributeSettings(NullIsUnset):
     @classmethod
     def _a_choice(cls, value: list[str]) -> list[str]:
         if len(value) == 1:
-            raise ValueError("give two or more choices, or none for free text")
+            raise ValueError("list two or more choices, or remove choices to allow any answer")
         return value
 
 
@@ -60,7 +60,7 @@ def _looks(text: str | None) -> tuple[int, int]:
         return 1, 1
     found = re.fullmatch(r"(\d+)\s+of\s+(\d+)(\s+frames)?", text.strip())
     if not found or not 1 <= int(found[1]) <= int(found[2]) <= 64:
-        raise ValueError("a confirmation should be K of N frames, such as 3 of 5, with N up to 64")
+        raise ValueError("confirm should be the number of frames with a detection, such as 3 of 5 frames (at most 64)")
     return int(found[1]), int(found[2])
 
 
@@ -143,7 +143,7 @@ class RuleSettings(NullIsUnset):
     @classmethod
     def _of_a_question(cls, value: Any, info: Any) -> Any:
         if info.data.get("ask", "") is None and value != cls.model_fields[info.field_name].default:
-            raise ValueError("this key requires the key ask in the same rule")
+            raise ValueError("this key needs a question: add the key ask to the rule")
         return value
 
     @field_validator("attributes")
@@ -191,7 +191,7 @@ def _named(value: object) -> object:
         rules.append(one)
     names = [rule.get("name") if isinstance(rule, Mapping) else getattr(rule, "name", None) for rule in rules]
     if twice := next((name for name in names if name is not None and names.count(name) > 1), None):
-        raise ValueError(f"two rules have the name '{twice}'")
+        raise ValueError(f"two rules have the name '{twice}'; use a different name for each")
     return rules
 
 
@@ -298,7 +298,7 @@ class AskSettings(NullIsUnset):
         None, description="data type of the weights and activations"
     )
     kv_dtype: Literal["fp8"] | None = Field(None, description="data type of the KV cache")
-    refiner: FileText | None = Field(None, description="model that refines outlines: a file or Hugging Face Hub ID")
+    refiner: FileText | None = Field(None, description="model that refines masks: a file or Hugging Face Hub ID")
 
 
 AskConfig = Annotated[AskSettings, BeforeValidator(_model)]

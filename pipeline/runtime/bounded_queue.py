@@ -39,7 +39,7 @@ class BoundedQueue(Generic[T]):
 
     def __init__(self, policy: QueuePolicy) -> None:
         if policy.size < 1:
-            raise ValueError(f"the queue size must be at least 1; got {policy.size}")
+            raise ValueError(f"the queue size of a stream must be at least 1 frame; got {policy.size}")
         self._policy = policy
         self._items: deque[Taken[T]] = deque()
         self._changed = threading.Condition()

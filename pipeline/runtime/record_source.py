@@ -39,6 +39,6 @@ class RecordSource:
         try:
             self.source.receive()
         except SourceError as error:
-            log.warning("stream %s: the source for recordings failed: %s", self.source.name, error)
+            log.warning("stream %s: record_source failed: %s", self.source.name, error)
         except Exception:  # a bug must not end the process silently
-            log.exception("stream %s: the source for recordings failed", self.source.name)
+            log.exception("stream %s: record_source failed", self.source.name)

@@ -189,7 +189,7 @@ def open_stream(
         moving = fine if config.saccades != "0" else MotionMap(read=FrameLuma() if on_gpu else None)
         signals = source.signals if isinstance(source, OnvifSource) else None
         if "camera" in config.gates and signals is None and source.info.live:
-            raise ConfigError("gates: camera needs a source onvif://user:password@HOST")
+            raise ConfigError("gates: the gate camera needs an ONVIF source, onvif://user:password@HOST")
         motion = MotionGate(config, moving) if "motion" in config.gates else None
         camera = CameraGate(config, signals) if "camera" in config.gates and signals else None
         saccades = SaccadeStage(
@@ -223,9 +223,7 @@ def open_stream(
                 )
             )
         elif config.rules:
-            raise ConfigError(
-                "rules are unsupported in this program, because it has no output for events; use `saccade run`"
-            )
+            raise ConfigError("event rules need `saccade run`: use that command, or remove the rules")
         stages += [HeatmapStage(config.heatmap)] if config.heatmap else []
         stages += [STAGES[name]() for name in config.stages]
         own = {"motion": motion, "camera": camera}

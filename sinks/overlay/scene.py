@@ -180,7 +180,7 @@ def label_scene(canvas: NDArray[np.uint8], result: Result, scale: float, taken: 
 
 def _check_finite(points: Sequence[Point]) -> None:
     if not math.isfinite(sum(chain.from_iterable(points))):  # four times as fast as one by one
-        raise ValueError("coordinates must be finite fractions of the image's width and height")
+        raise ValueError("normalized coordinates must be finite, not NaN or infinity")
 
 
 def _of(result: Result, kind: type[P]) -> list[P]:

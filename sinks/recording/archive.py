@@ -217,13 +217,13 @@ class Archive:
         size = sum(part.size for one in files for part in one.fragments)
         if size > MOST_BYTES:
             raise ArchiveError(
-                f"{size / 1e9:.1f} GB requested; the limit is {MOST_BYTES / 1e9:.1f} GB: request a shorter time range"
+                f"video of {size / 1e9:.1f} GB requested, limit {MOST_BYTES / 1e9:.1f} GB; request a shorter time range"
             )
         for one in files:
             if one.form != files[0].form:
                 changed = datetime.fromtimestamp(one.began, UTC).isoformat(timespec="seconds")
                 raise ArchiveError(
-                    f"the video format changes at {changed}: request the times before and after separately"
+                    f"the video format changes at {changed}: request the video before and after this time separately"
                 )
         with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as out:
             _copy(files, out)

@@ -270,9 +270,7 @@ class BroadcastSink:
         try:
             stream.send(frame, result, latency)
         except av.error.FFmpegError as error:
-            raise SinkError(
-                f"stream {frame.stream}: the video for viewers cannot be encoded: {error.strerror}"
-            ) from error
+            raise SinkError(f"stream {frame.stream}: the live video cannot be encoded: {error.strerror}") from error
 
     def end(self, stream: str) -> None:
         """Disconnect all viewers of `stream`, because the stream has ended."""

@@ -182,4 +182,4 @@ def free_path(path: Path) -> Path:
         free = path.with_name(f"{path.stem}-{number}{path.suffix}") if number else path
         if not (os.path.lexists(free) or os.path.lexists(free.with_name(free.name + SUFFIX))):
             return free
-    raise AssertionError("unreachable: the counter is infinite")
+    raise AssertionError("unreachable: itertools.count() never ends")

@@ -81,7 +81,7 @@ class OnvifSource(LiveSource):
         async def turn(ptz: Any, profile: str) -> None:
             known = [one.token for one in await _presets(ptz, profile)]
             if preset not in known:
-                raise PtzError(f"preset '{preset[:80]}' does not exist; available: {', '.join(known) or 'none'}")
+                raise PtzError(f"PTZ preset '{preset[:80]}' does not exist; available: {', '.join(known) or 'none'}")
             await ptz.GotoPreset({"ProfileToken": profile, "PresetToken": preset})
 
         self._ask(turn)

@@ -114,7 +114,7 @@ def test_a_disk_that_fills_pauses_its_sinks_until_it_is_freed(
         overtaken = sum(count for cause, count in run.report().drops.items() if cause.startswith("sink"))
         assert abs(written + lost[0] - len(records) - lost[1]) <= overtaken  # and counted
         assert not list(disk.folder.glob("*.part"))
-    assert caplog.text.count("the sink is paused and will be retried") == 2  # once a sink
+    assert caplog.text.count("dropping results until a retry succeeds") == 2  # once a sink
     assert caplog.text.count("works again") == 2
 
 

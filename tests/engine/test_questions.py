@@ -258,7 +258,7 @@ def test_gaze_is_asked_in_either_form(tiny: Engine) -> None:
     asked = tiny.point(IMAGE, "gaze", 1, 0.0, ((0.2, 0.3),)).points
     assert by_reference == asked
     assert by_reference != tiny.submit(IMAGE, [Gaze((0.2, 0.3), 0.0)]).result(WAIT_S).points.points
-    with pytest.raises(ValueError, match="the form of a gaze must be one of words, reference"):
+    with pytest.raises(ValueError, match="the gaze form must be one of words, reference"):
         Gaze((0.2, 0.3), form="eyes")  # type: ignore[arg-type]
 
 

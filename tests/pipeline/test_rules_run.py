@@ -158,18 +158,21 @@ def test_rules_are_checked_without_a_model(rules: Path, tmp_path: Path, saccade:
     [
         ("rules:\n  - name: a\n    when: 'person in hal'\n", ":3:22: rule 'a': there is no zone 'hal'; zones: hall"),
         ('rules: [{name: a, when: "any crosses hall"}]\n', ":1:38: rule 'a': there is no line 'hall'; lines: none"),
-        ("rules: [{name: a, when: person}, {name: a, when: dog}]\n", ":1:1: rules: two rules have the name 'a'"),
+        (
+            "rules: [{name: a, when: person}, {name: a, when: dog}]\n",
+            ":1:1: rules: two rules have the name 'a'; use a different name for each",
+        ),
         ("rules: [{name: a b, when: person}]\n", ":1:10: rules[0].name: a rule name should be up to 64 letters"),
         ("rules: [{name: a}]\n", ":1:9: when is missing"),
         ("rules: [{name: a, when: person, wen: 1}]\n", ":1:33: unknown key 'wen'"),
         ("rules: [{name: a, when: person, cooldown: long}]\n", ":1:33: rules[0].cooldown: should be a valid number"),
         (
             "rules: [{name: a, when: dog, expect: no}]\n",
-            ":1:30: rules[0].expect: this key requires the key ask in the same rule",
+            ":1:30: rules[0].expect: this key needs a question: add the key ask to the rule",
         ),
         (
             "rules: [{name: a, when: dog, scope: frame}]\n",
-            ":1:30: rules[0].scope: this key requires the key ask in the same rule",
+            ":1:30: rules[0].scope: this key needs a question: add the key ask to the rule",
         ),
         (
             "rules: [{name: a, when: absent, attributes: {hat: Is there a hat}}]\n",
@@ -177,7 +180,7 @@ def test_rules_are_checked_without_a_model(rules: Path, tmp_path: Path, saccade:
         ),
         (
             "rules: [{name: a, when: dog, attributes: {big: {question: Is it big, choices: 'yes'}}}]\n",
-            ":1:70: rules[0].attributes.big.choices: give two or more choices, or none for free text",
+            ":1:70: rules[0].attributes.big.choices: list two or more choices, or remove choices to allow any answer",
         ),
         ("streams:\n  - source: a\n    rules: [{name: a, when: any in x}]\n", ":3:36: rule 'a': there is no zone 'x'"),
     ],

@@ -233,7 +233,7 @@ def test_a_sink_that_fails_stops_nothing_but_fails_the_run(tmp_path: Path, sacca
     done = saccade("run", "--config", "two.yaml", cwd=tmp_path)
     assert done.returncode == 1
     first, last = done.stderr.splitlines()
-    assert first == "saccade: cannot write full.jsonl: No space left on device; the sink is paused and will be retried"
+    assert first == "saccade: cannot write full.jsonl: No space left on device; dropping results until a retry succeeds"
     assert last == "saccade: bad: cannot write full.jsonl: No space left on device; dropped results: 10"
     assert done.stdout.splitlines()[0].startswith("good: 10 frames in ")
     for stream in ("good", "bad"):  # nothing else is stopped by it

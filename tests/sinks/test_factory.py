@@ -43,7 +43,7 @@ def test_the_suffix_selects_the_sink(tmp_path: Path) -> None:
             "out.jsonl?keep=none",
             "out.jsonl: keep should be a whole number from 1 to 1000, or a time such as 12h or 7d, not 'none'",
         ),
-        ("out.jsonl?keep=2", "out.jsonl: keep and max_gb also need max_mb"),
+        ("out.jsonl?keep=2", "out.jsonl: options keep and max_gb need max_mb"),
         ("out.jsonl?max=1", "out.jsonl: unknown option 'max'; did you mean 'max_mb'?"),
         ("no/such/folder/out.jsonl", "cannot write no/such/folder/out.jsonl: the folder no/such/folder does not exist"),
         ("no/such/folder/out.mp4", "cannot write no/such/folder/out.mp4: the folder no/such/folder does not exist"),

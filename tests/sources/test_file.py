@@ -331,7 +331,7 @@ def test_a_file_without_permission(make_clip: MakeClip) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"vid_stride": 0}, "vid_stride must be 1 or more"),
+        ({"vid_stride": 0}, r"vid_stride \(use every Nth frame\) must be 1 or more"),
         ({"start": -1}, "start must be at least 0 s"),
         ({"start": 2, "end": 1}, "must be later than start"),
         ({"start": 1000}, "past the end"),

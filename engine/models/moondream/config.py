@@ -299,7 +299,7 @@ class MoondreamConfig:
             ("vision.crop_size", vision.crop_size),
         ):
             if not count:
-                raise ModelConfigError(f"the field '{name}' must be above 0")
+                raise ModelConfigError(f"the field '{name}' of the model configuration must be above 0")
         for claim, holds in (
             ("text.dim must be a multiple of text.n_heads", text.dim % text.n_heads == 0),
             ("text.n_heads must be a multiple of text.n_kv_heads", text.n_heads % text.n_kv_heads == 0),

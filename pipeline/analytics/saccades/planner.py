@@ -107,10 +107,10 @@ class Planner:
     ) -> None:
         if min(width, height, columns, rows) <= 0:
             raise ValueError(
-                f"sizes of frame and grid should be above 0, got frame {width}x{height} and grid {columns}x{rows}"
+                f"frame size and grid size should be above 0, got frame {width}x{height} and grid {columns}x{rows}"
             )
         if not 0 < sweep_s < float("inf"):
-            raise ValueError(f"sweep_s should be a duration above 0 seconds, got {sweep_s}")
+            raise ValueError(f"sweep_s (seconds to scan the whole frame) should be above 0, got {sweep_s}")
         self._width, self._height = width, height
         self._columns = float(columns)
         self._rows = float(rows) if columns <= rows else min(float(rows), columns / _FLAT)

@@ -164,7 +164,7 @@ def _kernels(device: str) -> str:
 
     if not kernels.available(torch.device(device)):
         raise RuntimeError(
-            "Triton kernels are unavailable, so slower PyTorch code is used; they need a GPU of compute capability 8.0"
+            "slower PyTorch code replaces the Triton kernels, which need a GPU of compute capability 8.0 or higher"
         )
     return "Triton compiles them"
 
@@ -182,9 +182,9 @@ def agreement(device: str, dtype: str) -> str:
     from saccade.engine.golden.self_check import compare_devices
 
     found = compare_devices(device, dtype)
-    detail = f"{found.compared - found.differing} of {found.compared} answers match the CPU's"
+    detail = f"{found.compared - found.differing} of {found.compared} answers match those of the CPU"
     if dtype == "float32" and not found.ok:
-        raise RuntimeError(f"only {detail}; largest difference of a coordinate: {found.largest:.3f} of the image size")
+        raise RuntimeError(f"only {detail}; coordinates differ by up to {found.largest:.3f} of the image size")
     return detail
 
 

@@ -118,7 +118,7 @@ def move_aside(paths: Iterable[Path]) -> Path | None:
         for path in there:
             path.rename(aside / path.name)
         return aside
-    raise FileExistsError(f"1000 folders named {stamp} already exist: delete some of them")
+    raise FileExistsError(f"1000 folders of damaged files named {stamp} already exist: delete some of them")
 
 
 def _code(error: Exception) -> int:

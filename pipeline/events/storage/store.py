@@ -266,7 +266,7 @@ class EventStore(EventReader):
         strange = [path for path in (self.media_folder, folder / "lock") if path.is_dir() != (path.name == "media")]
         if any(path.exists() for path in strange):
             log.warning(
-                "%s: files that prevented opening the event store were moved to %s", folder, move_aside(strange)
+                "%s: unexpected files in the folder of the event store were moved to %s", folder, move_aside(strange)
             )
         self.media_folder.mkdir(exist_ok=True)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

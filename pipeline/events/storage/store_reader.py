@@ -131,7 +131,7 @@ class EventQuery:
 
     def __post_init__(self) -> None:
         if not 1 <= self.limit <= MAX_LIMIT:
-            raise ValueError(f"limit should be from 1 to {MAX_LIMIT}, got {self.limit}")
+            raise ValueError(f"limit (events per page) should be from 1 to {MAX_LIMIT}, got {self.limit}")
 
     def to_sql(self, first_row: int | None = None) -> tuple[str, list[object]]:
         """Return the SQL statement of the query and its parameters.

@@ -183,8 +183,8 @@ def test_zones_are_written_as_texts_mappings_and_points() -> None:
         ({"zones": ["door=.1,.2,.3"]}, "pairs"),
         ({"zones": ["door=.1,.2,.3,.4"]}, "three corners"),
         ({"zones": ["door=.1,.1,.2,.2,.3,.3"]}, "three corners"),
-        ({"zones": ["door=.1,.2,.3,.4,.5,1.6"]}, "fractions"),
-        ({"zones": ["door=.1,.2,.3,.4,.5,nan"]}, "fractions"),
+        ({"zones": ["door=.1,.2,.3,.4,.5,1.6"]}, "normalized to the image size"),
+        ({"zones": ["door=.1,.2,.3,.4,.5,nan"]}, "normalized to the image size"),
         ({"zones": ["door=a,b"]}, "coordinates should be numbers separated by commas"),
         ({"zones": {"door": {"polygon": SQUARE, "anchor": "left"}}}, "anchor"),
         ({"zones": {"door": {"polygon": SQUARE, "inertia": -1}}}, "inertia"),
@@ -226,7 +226,11 @@ def test_sizes_between_the_samples_fit(k: float) -> None:
 
 @pytest.mark.parametrize(
     ("far", "complaint"),
-    [("0.6,0.3,0.64,0.95", "above the lower edge"), ("0.6,0.3,0.6,0.4", "x1,y1,x2,y2"), ("0.6,0.3", "x1,y1,x2,y2")],
+    [
+        ("0.6,0.3,0.64,0.95", "should be above that of the close box"),
+        ("0.6,0.3,0.6,0.4", "x1,y1,x2,y2"),
+        ("0.6,0.3", "x1,y1,x2,y2"),
+    ],
 )
 def test_wrong_sizes_are_refused(far: str, complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):

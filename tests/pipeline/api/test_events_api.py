@@ -91,8 +91,8 @@ def test_pages_go_on_where_the_last_event_is_deleted(server: HttpServer, store: 
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("limit=0", "limit should be from 1 to 500, got 0"),
-        ("limit=many", "limit should be a whole number"),
+        ("limit=0", "limit (events per page) should be from 1 to 500, got 0"),
+        ("limit=many", "limit (events per page) should be a whole number"),
         ("since=yesterday", "since should be a Unix time in seconds"),
         ("since=nan", "since should be a Unix time in seconds"),
         ("after=e1", "after should be the value of `after` in the previous page"),

@@ -57,7 +57,7 @@ def test_a_camera_is_turned_over_http(served: tuple[Any, OnvifCamera]) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "error"),
     [
-        ("door/ptz/presets/7", 404, "preset '7' does not exist; available: 1, a/b"),
+        ("door/ptz/presets/7", 404, "PTZ preset '7' does not exist; available: 1, a/b"),
         ("fixed/ptz/presets/1", 404, "the camera does not support PTZ"),
         ("away/ptz/presets/1", 502, "127.0.0.1"),
         ("other/ptz/presets/1", 409, "'other' is not an ONVIF stream: its source should be onvif://user:password@HOST"),

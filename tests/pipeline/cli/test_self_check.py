@@ -22,10 +22,10 @@ def test_without_a_gpu_its_check_fails_with_one_line() -> None:
 def test_a_device_that_answers_otherwise_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_check, "compare_devices", lambda device, dtype: Agreement(100, 40, 0.25))
     with pytest.raises(
-        RuntimeError, match=r"only 60 of 100 answers match the CPU's; largest difference of a coordinate: 0\.250"
+        RuntimeError, match=r"only 60 of 100 answers match those of the CPU; coordinates differ by up to 0\.250"
     ):
         doctor.agreement("cuda:0", "float32")
-    assert doctor.agreement("cuda:0", "bfloat16") == "60 of 100 answers match the CPU's"
+    assert doctor.agreement("cuda:0", "bfloat16") == "60 of 100 answers match those of the CPU"
 
 
 def test_crops_that_differ_name_the_release_of_pillow() -> None:

@@ -47,7 +47,7 @@ def test_the_command_line_alone_is_enough() -> None:
         ("source: a\ndtype: int4\n", ":2:1: dtype: should be 'float32', 'bfloat16', 'float16' or 'fp8', got 'int4'"),
         ("source: a\ndisplay: perhaps\n", ":2:1: display: should be a valid boolean"),
         ("source: a\nqueue: keep none\n", ":2:1: queue: unknown queue policy 'keep none'"),
-        ("source: a\nstart: 9\nend: 3\n", ":3:1: end: the end should be later than `start`, which is 9 s"),
+        ("source: a\nstart: 9\nend: 3\n", ":3:1: end: the end time should be later than the start time, which is 9 s"),
         ("source: a\nstart: .inf\n", ":2:1: start: should be a finite number"),
         ("source: a\nsource: b\n", ":2:1: the key 'source' is defined twice, first in line 1"),
         ("model: nano\n", ":1:1: source is missing; give a file"),
@@ -65,7 +65,10 @@ def test_the_command_line_alone_is_enough() -> None:
         ("streams:\n  - source: a\n    model: big\n", ":3:5: unknown key 'model'; "),
         ("streams:\n  - source: a\n    dtype: fp8\n", ":3:5: unknown key 'dtype'; "),
         ("streams: [{source: a, name: x/y}]\n", ":1:23: streams[0].name: invalid stream name 'x/y'"),
-        ("detect: cat\nstreams: [{source: a, name: x}, {source: b, name: x}]\n", ":1:1: two streams have the name 'x'"),
+        (
+            "detect: cat\nstreams: [{source: a, name: x}, {source: b, name: x}]\n",
+            ":1:1: two streams have the name 'x'; use a different name for each",
+        ),
     ],
 )
 def test_what_is_wrong_is_stated_in_one_line_with_its_place(tmp_path: Path, text: str, line: str) -> None:

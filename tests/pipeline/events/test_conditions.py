@@ -54,7 +54,7 @@ def test_conditions_are_read(text: str) -> None:
     ("text", "offset", "message"),
     [
         ("", 0, "expected 'absent', 'any', 'count' or a name, got the end"),
-        ("camera reports person", 15, 'unknown camera signal: use motion, input or "input TOKEN"'),
+        ("camera reports person", 15, 'unknown camera signal: use motion, input, or "input ID"'),
         ('camera reports "input"x', 22, "expected 'between', 'for' or the end, got 'x'"),
         ("person in", 9, "expected a name, got the end"),
         (

@@ -192,7 +192,7 @@ def test_a_failing_sink_is_paused_and_the_others_get_all(
     assert failing.closed
     (status, _) = run.sink_statuses()
     assert status.lost == FRAMES - sum(frame.index != 2 for frame in failing.taken)
-    assert caplog.text.count("No space left on device; the sink is paused and will be retried") == 1
+    assert caplog.text.count("No space left on device; dropping results until a retry succeeds") == 1
 
 
 def test_a_file_run_ends_when_no_sink_can_be_written(engine: Engine, clip: Source) -> None:
@@ -231,7 +231,7 @@ def test_a_lost_reader_ends_its_sink_and_a_run_without_another(engine: Engine, c
 
 
 def test_a_closed_window_ends_the_run_without_an_error(engine: Engine, clip: Source) -> None:
-    window = EndingSink(SinkClosedError("the window was closed"))
+    window = EndingSink(SinkClosedError("the video window was closed"))
     run = Run(clip, engine, TASKS, [Output(window)])
     run.start()
     finish(run)

@@ -208,7 +208,7 @@ def test_a_camera_is_turned_to_a_preset_of_its_own(media2: bool) -> None:
         assert {one.token: one.name for one in source.presets()} == PRESETS
         source.go_to("p/2")
         assert camera.position == "p/2"
-        with pytest.raises(PtzError, match=r"^preset '3' does not exist; available: 1, p/2$"):
+        with pytest.raises(PtzError, match=r"^PTZ preset '3' does not exist; available: 1, p/2$"):
             source.go_to("3")
         camera.locked = True
         with pytest.raises(LiveError, match="a person turns the camera"):

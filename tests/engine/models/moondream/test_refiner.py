@@ -359,7 +359,7 @@ def test_where_it_fails_the_coarse_outline_stands(
         assert not found.refined
         assert found.mask(80, 60).any()
     assert [record.getMessage() for record in caplog.records] == [
-        "the mask refiner failed, so the result has coarse outlines: no memory"
+        "the mask refiner failed, so segmentation masks stay coarse: no memory"
     ]
     monkeypatch.undo()
     assert engine.submit(image, [ASKED]).result(60).segments[0].refined
@@ -369,9 +369,9 @@ def test_what_cannot_be_refined_is_one_line(folder: Path, file: Path, tmp_path: 
     with pytest.raises(EngineError, match="nano does not support a mask refiner; use Moondream 3") as caught:
         Engine.load("nano", "cpu", refiner=str(file))
     assert "\n" not in str(caught.value)
-    with pytest.raises(UnknownModelError, match=r"unknown refiner '.*none\.pt': use a file, or a hub ID"):
+    with pytest.raises(UnknownModelError, match=r"unknown refiner '.*none\.pt': use a file or a Hugging Face Hub ID"):
         Engine.load(str(folder), "cpu", refiner=str(tmp_path / "none.pt"))
-    with pytest.raises(ValueError, match="refiner must be a path, a hub ID or None; got 7"):
+    with pytest.raises(ValueError, match="refiner must be a file path, a Hugging Face Hub ID or None; got 7"):
         EngineConfig(refiner=7)  # type: ignore[arg-type]
 
 
