@@ -4,9 +4,9 @@ With programmatic dependent launch (PDL), a kernel starts before the previous ke
 kernel launched with `pdl_options` may immediately read data that no kernel of its step writes, such as weights and
 older KV cache entries. It must call `pdl_wait` before all other reads and before all writes.
 
-A kernel B that does not depend on the previous kernel A can run concurrently with A. B calls `pdl_launch` first and
-`pdl_join` last. If A calls `pdl_wait` first, all kernels before A have ended when B starts. B can therefore read their
-results, but not through the L1 cache.
+A kernel B that does not depend on the previous kernel A can run concurrently with A. B calls `pdl_launch` first, and
+`pdl_join` before its writes. If A calls `pdl_wait` first, all kernels before A have ended when B starts. B can
+therefore read their results, but not through the L1 cache.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ def prefetch_l2(at) -> None:
 
 @triton.jit
 def pdl_wait() -> None:
-    """Wait until all previous kernels have ended, then allow the launch of the next kernel (griddepcontrol)."""
+    """Wait until all previous kernels have ended, then allow the launch of the next kernel (PDL)."""
     gdc_wait()
     gdc_launch_dependents()
 
 
 @triton.jit
 def pdl_launch() -> None:
-    """Allow the launch of the next kernel (PDL). This kernel must call `pdl_join` at its end."""
+    """Allow the launch of the next kernel before this kernel has ended (PDL)."""
     gdc_launch_dependents()
 
 
 @triton.jit
 def pdl_join() -> None:
-    """Wait until all previous kernels have ended, so that kernels end in launch order (PDL)."""
+    """Wait until all previous kernels have ended (PDL). Unlike `pdl_wait`, this does not launch the next kernel."""
     gdc_wait()
 
 
