@@ -31,7 +31,7 @@ class UnknownClassError(EngineError):
         self.label = label
         meant = f"did you mean '{hint}'?" if hint else "other labels need a Moondream checkpoint."
         shown = " ".join(label.split())
-        super().__init__(f"'{shown}' is not a class that {model} knows; {meant} It knows: {', '.join(classes)}")
+        super().__init__(f"'{shown}' is not a class of {model}; {meant} Classes: {', '.join(classes)}")
 
 
 class PromptError(EngineError):

@@ -230,9 +230,7 @@ class SnapshotAsker:
                 reason = error
             if tasks:
                 return list(tasks)
-        raise ConfigError(
-            f"{self._engine.model.name} has no class for '{text}' ({reason}); use a model that answers questions"
-        )
+        raise ConfigError(f"{self._engine.model.name} cannot search for '{text}': {reason}")
 
 
 def _likelihood(result: Result) -> float:

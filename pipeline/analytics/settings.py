@@ -77,10 +77,10 @@ class SizeSettings(NullIsUnset):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     near: Annotated[Points, AfterValidator(_box)] = Field(
-        description="sample box of a near object: x1,y1,x2,y2 in fractions of the image"
+        description="sample box of a near object: x1,y1,x2,y2 in normalized coordinates"
     )
     far: Annotated[Points, AfterValidator(_box)] = Field(
-        description="sample box of a far object: x1,y1,x2,y2 in fractions of the image, higher than `near`"
+        description="sample box of a far object: x1,y1,x2,y2 in normalized coordinates, higher than `near`"
     )
     tolerance: float = Field(
         2.0, gt=1, le=10, description="maximum factor by which a box is smaller or larger than expected"
@@ -126,7 +126,7 @@ class RegionSettings(NullIsUnset):
 class ZoneSettings(RegionSettings):
     """The settings of a zone, which is a polygon in the image."""
 
-    polygon: Polygon = Field(description="corners as x1,y1,x2,y2,… in fractions of the image")
+    polygon: Polygon = Field(description="corners as x1,y1,x2,y2,… in normalized coordinates")
     inertia: Seconds = Field(
         0.2, description="seconds inside before an object counts as entered, and outside before it counts as left"
     )
@@ -141,13 +141,13 @@ class LineSettings(RegionSettings):
     """
 
     points: Annotated[Points, AfterValidator(_line)] = Field(
-        description="both ends as x1,y1,x2,y2 in fractions of the image"
+        description="both ends as x1,y1,x2,y2 in normalized coordinates"
     )
     margin: float = Field(
         0.01,
         ge=0,
         le=0.5,
-        description="distance from the line at which an object has clearly crossed, in fractions of the image",
+        description="distance from the line at which an object has clearly crossed, in normalized coordinates",
     )
 
 
@@ -195,7 +195,7 @@ class Regions(NullIsUnset):
 
     zones: Zones = setting(
         {},
-        "Zone to count in, as NAME=X,Y,X,Y,…: corners in fractions of the image; repeatable.",
+        "Zone to count in, as NAME=X,Y,X,Y,…: corners in normalized coordinates; repeatable.",
         more="In a file: {door: '.1,.2,.5,.2,.5,.9'}, or {door: {polygon: …, classes: [person], anchor: "
         "bottom (center, top), min_size: 0.01 (of the image's area), min_score: 0.6, inertia: 0.2, "
         "loitering: 10}}. An object counts as inside after inertia seconds, and as loitering after "
@@ -253,7 +253,7 @@ class AnalyticsSettings(Regions):
     )
     motion_mask: Polygons = setting(
         [],
-        "Polygon in which motion is ignored, as X,Y,X,Y,…: corners in fractions of the image; repeatable.",
+        "Polygon in which motion is ignored, as X,Y,X,Y,…: corners in normalized coordinates; repeatable.",
         metavar="POINTS",
     )
     motion_heartbeat: Seconds = setting(

@@ -85,7 +85,7 @@ class PointsAsked(ObjectAsked):
     """A request for points or a segmentation: an image, the object's label, and optional reference points and boxes."""
 
     spatial_refs: list[list[float]] = Field(
-        [], max_length=64, description="reference points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image"
+        [], max_length=64, description="reference points (x, y) and boxes (x1, y1, x2, y2), in normalized coordinates"
     )
 
 
@@ -98,7 +98,7 @@ class Question(Asked):
         None, description="whether to use reasoning; default: if the model supports it and there are no choices"
     )
     spatial_refs: list[list[float]] = Field(
-        [], max_length=64, description="reference points (x, y) and boxes (x1, y1, x2, y2), as fractions of the image"
+        [], max_length=64, description="reference points (x, y) and boxes (x1, y1, x2, y2), in normalized coordinates"
     )
     choices: list[str] = Field([], max_length=128, description="allowed answers")
 

@@ -123,7 +123,7 @@ def bench_cameras(
     given: Settings,
     streams: Annotated[int, typer.Option(min=4, max=1024, help="Number of cameras.")] = 64,
     fps: Annotated[
-        str, typer.Option(metavar="A-B", help="Frame rates of the slowest and the fastest camera.")
+        str, typer.Option(metavar="A-B", help="Frame rates of the slowest and the fastest camera, in fps.")
     ] = "5-30",
     seconds: Annotated[float, typer.Option(min=1, max=600, help="Seconds to run.")] = 20.0,
     deadline_ms: Annotated[

@@ -10,7 +10,7 @@ import typer
 from saccade.pipeline.cli.app import App
 from saccade.pipeline.cli.options import Json, Settings, load_settings, with_settings
 
-rules = App(help="Check rules for events.", no_args_is_help=True)
+rules = App(help="Draft and check event rules.", no_args_is_help=True)
 
 
 def add_event_commands(app: typer.Typer) -> None:

@@ -374,7 +374,9 @@ def doctor(
     gpu: Annotated[bool, typer.Option("--gpu", help="Compare each GPU's results with the CPU's.")] = False,
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Check this checkpoint: model family, dtypes and input of the region heads."),
+        typer.Option(
+            metavar="NAME", help="Check this checkpoint: model family, and inputs of the heads for box coordinates."
+        ),
     ] = None,
     refiner: Annotated[
         str | None,

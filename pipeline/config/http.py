@@ -42,7 +42,7 @@ class HttpSettings(NullIsUnset):
     )
     allow_sources: list[FileText] = setting(
         [],
-        "Sources that POST /streams may open: globs of paths and addresses, and networks such as 192.168.7.0/24.",
+        "Sources that clients can open (POST /streams): globs of paths and addresses, networks such as 192.168.7.0/24.",
         more="By default, everything is allowed if http is on 127.0.0.1, otherwise nothing. Symbolic links of a"
         " path are "
         "resolved first. The list also applies to every redirect, playlist, segment and key. A private "

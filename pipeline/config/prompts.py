@@ -36,15 +36,15 @@ class Prompts(NullIsUnset):
     point: Names = setting([], "Labels to detect as centre points, separated by commas; repeatable.", metavar="NAME")
     segment: Names = setting(
         [],
-        "Labels to outline, one object each, separated by commas; repeatable.",
+        "Labels to segment, one object per label, separated by commas; repeatable.",
         more="This needs a model that outlines objects (Moondream 3). Records contain `segments`, each with the"
         " path, the box and the run lengths of the mask.",
         metavar="NAME",
     )
-    polygons: bool = setting(False, "Add the polygons of outlines to records.")
+    polygons: bool = setting(False, "Add the polygons of segmentation masks to records.")
     query: Questions = setting(
         [],
-        "Questions to answer on every frame, for models that answer questions.",
+        "Questions about every frame, for models that answer questions.",
         more="A question can end with choices, such as 'Is the door open? [yes|no]'. The answer then has a "
         "probability for each choice. `[reasoning]` "
         "at the end lets the model reason before it answers.",
@@ -52,7 +52,7 @@ class Prompts(NullIsUnset):
     )
     task: Annotated[list[SkillText], BeforeValidator(as_list), Field(max_length=64)] = setting(
         [],
-        "Other tasks by skill, such as caption=short; repeatable.",
+        "Other tasks as SKILL=TEXT, such as caption=short; repeatable.",
         more="Use it for captions, and for tasks that a program registers.",
         metavar="SKILL=TEXT",
     )

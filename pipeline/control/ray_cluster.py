@@ -134,8 +134,8 @@ class RayCluster:
             remove_placement_group(self._group)
             free: Any = ray.available_resources()  # type: ignore[no-untyped-call]
             raise ConfigError(
-                f"--ray: the cluster cannot fit {workers} workers with {cpus:g} CPUs and {gpus:g} GPUs each; "
-                f"free: {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs; "
+                f"--ray: {workers} workers with {cpus:g} CPUs and {gpus:g} GPUs each do not fit; the cluster has "
+                f"{free.get('CPU', 0):g} free CPUs and {free.get('GPU', 0):g} free GPUs; "
                 "change --workers, --ray-cpus or --ray-gpus"
             )
 

@@ -162,7 +162,7 @@ def parse(text: str) -> Condition:
     if condition.kind == "count" and condition.number == 0 and condition.compare in ("<", ">="):
         never = "never" if condition.compare == "<" else "always"
         raise PlacedError(
-            f"this condition is {never} true, because a count is not negative: use another comparison",
+            f"this condition is {never} true, because a count is at least 0: use another comparison",
             text.index(condition.compare),
         )
     return condition

@@ -38,7 +38,7 @@ class Event:
         capture_clock: `rtcp` or `arrival` (Unix time), or `file` (seconds from the start of the file).
         score: current score of the best object, from 0 to 1.
         top_score: highest score so far.
-        box: box of the best object as x1, y1, x2, y2 in fractions of the image size, or None.
+        box: box of the best object as x1, y1, x2, y2 in normalized coordinates, or None.
         width, height: size of the image, in pixels.
         speed: speed of the best object, in image sizes per second.
         count: number of objects that fulfil the condition now.

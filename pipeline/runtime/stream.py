@@ -247,9 +247,8 @@ def _recording(config: StreamConfig, source: Source) -> PacketRecorder | None:
     if not isinstance(source, LiveSource):
         shown = redact(config.source)
         raise ConfigError(
-            f"record: {shown} is not live: only cameras and other live sources can be recorded. To try a recording "
-            "without a camera, play the file with --loop in another Saccade, and record its "
-            "http://HOST:PORT/streams/NAME/live.mp4?overlay=off"
+            f"record: {shown} is not live, and only live sources can be recorded; to try it, play the file with --loop "
+            "in another Saccade, and record http://HOST:PORT/streams/NAME/live.mp4?overlay=off"
         )
     name = config.name or source.name
     try:

@@ -285,7 +285,7 @@ def test_plain_calls_refuse_them_too(nano: Engine) -> None:
 
 def test_an_unknown_class_is_refused_with_the_known_ones(nano: Engine) -> None:
     for ask in (nano.detect, nano.point, lambda image, label: nano.submit(image, [Point(label)])):
-        with pytest.raises(UnknownClassError, match="'zebra' is not a class that nano knows") as caught:
+        with pytest.raises(UnknownClassError, match="'zebra' is not a class of nano") as caught:
             ask(noise(8, 8), "zebra")
         assert nano.model.classes is not None
         assert all(name in str(caught.value) for name in nano.model.classes)

@@ -233,9 +233,9 @@ def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
     if (inputs, side) != (tower.config.enc_dim, tower.config.grid) or dim % 32:
         own = tower.config
         raise ModelFilesError(
-            f"{path}: a refiner must have the image features of its model and a token width that is a multiple of 32; "
-            f"this refiner has {side} x {side} features of width {inputs} and token width {dim}, "
-            f"the model has {own.grid} x {own.grid} features of width {own.enc_dim}"
+            f"{path}: the refiner does not fit the model: it has {side} x {side} features of width {inputs}, "
+            f"the model has {own.grid} x {own.grid} features of width {own.enc_dim}; "
+            f"the refiner's token width {dim} must be a multiple of 32"
         )
     with torch.device("meta"):
         made = MaskRefiner(inputs, dim, side, fused)

@@ -136,7 +136,7 @@ async function cause(name) {
   try {
     const {state: how, ok, reason, detail} = await (await ask(`streams/${encodeURIComponent(name)}`)).json();
     if (ok) return "";
-    const tried = how === "failed" ? "The stream has ended." : "It is retried automatically.";
+    const tried = how === "failed" ? "The stream has ended." : "Saccade reconnects automatically.";
     return `${name}: ${[reason ?? how, detail].filter(Boolean).join(": ")}. ${tried}`;
   } catch {
     return "";

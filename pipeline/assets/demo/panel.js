@@ -86,7 +86,7 @@ export class Prompts {
   /** Show what is wrong with a name; nothing if "". The names that the model knows are one press away, and no reproach. */
   #warn(words) {
     $("unknown").hidden = !words;
-    const [wrong, known] = words.split(/[.;]? (?=It knows: )/);
+    const [wrong, known] = words.split(/[.;]? (?=Classes: )/);
     $("unknown").replaceChildren(make("b", {textContent: `${wrong.replace(/[.?]?$/, (end) => end || ".")}`}));
     if (!known) return;
     const near = wrong.match(/did you mean '(.+)'/)?.[1];

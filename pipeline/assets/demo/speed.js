@@ -9,7 +9,7 @@ const CAUSES = {
   full: "the model was busy",
   max_fps: "above max_fps",
   deadline: "too late for deadline_ms",
-  gate: "not admitted by a gate",
+  gate: "rejected by a gate",
   failed: "the model or a stage failed",
 };  // docs/guides/http.md, without results that a sink has dropped
 

@@ -152,7 +152,7 @@ def test_a_failing_stream_says_why_and_leads_back(page: Tab) -> None:
     page.eval("location.hash = '#/stream/roof'")
     page.until("document.getElementById('message').checkVisibility()")
     page.until("document.getElementById('message').innerText.includes('connection failed')")
-    assert "retried automatically" in words(page, "#message")
+    assert "reconnects automatically" in words(page, "#message")
     assert page.eval("document.getElementById('retry').checkVisibility()")
     press(page, "#retry")
     page.until("document.getElementById('message').innerText.includes('connection failed')")

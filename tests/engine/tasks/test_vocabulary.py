@@ -72,9 +72,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
         NANOS.resolve(["person", "zebra"])
     assert caught.value.label == "zebra"
     message = str(caught.value)
-    assert message.startswith(
-        "'zebra' is not a class that nano knows; other labels need a Moondream checkpoint. It knows: "
-    )
+    assert message.startswith("'zebra' is not a class of nano; other labels need a Moondream checkpoint. Classes: ")
     assert "\n" not in message
     for name in CLASSES:
         assert name in message
@@ -84,7 +82,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     ("typed", "hint"), [("persn", "person"), ("bicylce", "bicycle"), ("trafic light", "traffic light")]
 )
 def test_a_slip_of_the_finger_gets_a_hint(typed: str, hint: str) -> None:
-    with pytest.raises(UnknownClassError, match=f"knows; did you mean '{hint}'[?] It knows: "):
+    with pytest.raises(UnknownClassError, match=f"is not a class of nano; did you mean '{hint}'[?] Classes: "):
         NANOS.resolve([typed])
 
 

@@ -211,7 +211,7 @@ def test_answers_have_the_documented_keys(finder: str, photo: Image.Image) -> No
 @pytest.mark.parametrize(
     ("path", "change", "status", "words"),
     [
-        ("detect", {"object": "zebra"}, 400, "'zebra' is not a class that nano knows"),
+        ("detect", {"object": "zebra"}, 400, "'zebra' is not a class of nano"),
         ("query", {"question": "who?"}, 400, "nano can detect and point, not query"),
         ("caption", {}, 400, "nano can detect and point, not caption"),
         ("detect", {"object": ""}, 400, "object"),

@@ -77,9 +77,9 @@ def test_conditions_are_read(text: str) -> None:
         (
             "count of dog in hall < 0",
             21,
-            "this condition is never true, because a count is not negative: use another comparison",
+            "this condition is never true, because a count is at least 0: use another comparison",
         ),
-        ("count >= 0", 6, "this condition is always true, because a count is not negative: use another comparison"),
+        ("count >= 0", 6, "this condition is always true, because a count is at least 0: use another comparison"),
         ("person in door for ten", 19, "expected a time such as 10s, 5m or 1h, got 'ten'"),
         ("person in door for 10", 19, "expected a time such as 10s, 5m or 1h, got '10'"),
         ("person in door for 2 secnds", 19, "expected a time such as 10s, 5m or 1h, got '2 secnds'"),

@@ -49,7 +49,7 @@ class Item {
     this.#fill.style.width = `${100 * (p ?? 0)}%`;
     this.#value.textContent = p === null ? "–" : `${Math.round(100 * p)}%`;
     const words = p === null ? "is unknown" : `is ${Math.round(100 * p)} percent`;
-    this.#bar.title = `The probability of yes ${words}. An event begins at ${Math.round(100 * on)}% and ends at ${Math.round(100 * off)}%.`;
+    this.#bar.title = `The probability of the answer yes ${words}. An event begins at ${Math.round(100 * on)}% and ends at ${Math.round(100 * off)}%.`;
     this.#bar.setAttribute("role", "img");
     this.#bar.setAttribute("aria-label", this.#bar.title);
   }
