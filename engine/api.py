@@ -300,7 +300,7 @@ class Engine:
         """
         # Check here, because an error in the loop's thread would end the engine.
         if not isinstance(settings, StreamSettings):
-            raise ValueError(f"settings must be StreamSettings; got {settings!r}")
+            raise ValueError(f"stream settings must be StreamSettings; got {settings!r}")
         self._streams[stream] = settings
         self._loop.configure(stream, settings)
 

@@ -533,4 +533,4 @@ def room_for_another(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path
     needed = rss_bytes()
     if not free or needed <= (available := max(0, min(free))):
         return None
-    return f"{available >> 20} MB of memory are free, and one more engine takes about {needed >> 20} MB"
+    return f"{available >> 20} MiB of memory are free, but one more engine needs about {needed >> 20} MiB"

@@ -670,7 +670,7 @@ class _Source(Generic[ImageT]):
         request = self._request
         with self._lock:
             image = request.image
-            assert image is not None, "the request is over"
+            assert image is not None, "the request has already ended"
             if not self._is_read:
                 if request.future is not None:
                     request.future.begun = True

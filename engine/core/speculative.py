@@ -142,7 +142,7 @@ class Speculation:
             right = output.fed(row.phase, values)
             if number + 1 < len(rows) and rows[number + 1].value != right:
                 break
-        assert right is not None, "an answer that goes on feeds what it has sampled"
+        assert right is not None, "an unfinished answer needs a next decoder input"
         output.retract(len(rows) - committed)
         first = rows[0].position if sequence.started else rows[0].position + len(sequence.prompt) - 1
         sequence.position = first + committed

@@ -173,7 +173,7 @@ class Replay:
         try:
             return torch.jit.trace(_Recorded(self._function, self._owner), tensors, check_trace=False)  # type: ignore[no-any-return]
         except (RuntimeError, NotImplementedError) as error:
-            self._fallbacks.note(f"the detector takes longer, as torch cannot record it: {reason_of(error)}")
+            self._fallbacks.note(f"the detector is slower, because torch.jit.trace failed: {reason_of(error)}")
             return self._function
 
 

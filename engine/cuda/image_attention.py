@@ -44,7 +44,7 @@ class ImageAttention:
         if on_hopper(device):
             self._kernel, wrong = _tried(device, dtype, n_heads, n_kv_heads, head_dim, tokens)
             if wrong is not None:
-                fallbacks.note(f"images take longer, as the kernel of their attention does not run here: {wrong}")
+                fallbacks.note(f"images are slower, because the attention kernel does not run on this GPU: {wrong}")
 
     def attend(self, heads: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the attention output (images · tokens, n_heads · head_dim).
@@ -102,4 +102,4 @@ def _tried(
     except Exception as error:  # Gluon is experimental and raises different errors in each version of Triton
         # Triton's message has the source first and the reason last.
         return None, f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
-    return None, f"it is wrong by {far:.2g}"
+    return None, f"relative error {far:.2g} is too large"

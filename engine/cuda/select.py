@@ -28,8 +28,8 @@ def cuda_runner(model: Model, cache: PagedCache, max_rows: int, fallbacks: Fallb
         assert isinstance(model, Moondream)
         if layers.supports(model):
             return decoder.PackedRunner(model, cache, max_rows, fallbacks)
-        why = f"they do not take {model.dtype} or a decoder of this shape".replace("torch.", "")
-    fallbacks.note(f"steps take longer, as they run without the kernels for GPUs: {why}")
+        why = f"they do not support {model.dtype} or this decoder size".replace("torch.", "")
+    fallbacks.note(f"decode steps are slower without the Triton kernels: {why}")
     return Runner(model, cache)
 
 
@@ -49,9 +49,9 @@ def cuda_vision(model: Model, fallbacks: Fallbacks) -> VisionEncoder | PackedVis
 def _without_kernels(model: Model) -> str | None:
     """Return the reason if a model cannot use the Triton kernels, or None if it can."""
     if not isinstance(model, Moondream):
-        return f"there are none for {type(model).__name__}"
+        return f"they do not support {type(model).__name__}"
     if not kernels.available(model.device):
-        return "they need Triton, and a GPU from Ampere on"
+        return "they need Triton and an Ampere or later GPU"
     return None
 
 
@@ -62,4 +62,6 @@ def _pack_detector(tower: DetectorTower, dtype: torch.dtype, fallbacks: Fallback
         try:
             tower.set_submodule("stem", packed(tower.stem, dtype))
         except Exception as error:  # Triton errors on untested versions or GPUs
-            fallbacks.note(f"the detector takes longer, as its kernels do not run here: {reason_of(error)}")
+            fallbacks.note(
+                f"the detector is slower, because its Triton kernels do not run on this GPU: {reason_of(error)}"
+            )

@@ -106,7 +106,7 @@ def decoded(held: Mapping[str, StoredTensor], path: Path) -> dict[str, StoredTen
             "use a newer revision, such as vikhyatk/moondream2@2025-06-21"
         )
     if ignored := [name for name in held if _BUFFERS.fullmatch(name)]:
-        log.debug("%s: %d buffers are not read, such as %s", path, len(ignored), ignored[0])
+        log.debug("%s: %d buffers are ignored, such as %s", path, len(ignored), ignored[0])
         held = {name: tensor for name, tensor in held.items() if name not in ignored}
     return _tied(_scaled(_unpacked(dict(held), path), path))
 

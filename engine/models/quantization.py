@@ -36,7 +36,7 @@ def quantize(weight: torch.Tensor, scale: torch.Tensor | None = None) -> tuple[t
 
     Pass the scales of an FP8 checkpoint as `scale` to reproduce its values exactly.
     """
-    assert weight.dtype != E4M3, "its model is packed already, and of that there are no scales"
+    assert weight.dtype != E4M3, "the weights are already FP8, without their scales"
     wide = weight.float()
     if scale is None:
         scale = wide.abs().amax(dim=1).clamp(min=1e-12) / LARGEST

@@ -182,7 +182,7 @@ class StepLoop(Generic[ImageT]):
 
         def act() -> None:
             if self.flights or not self._scheduler.at_rest:
-                busy = "the engine is at work, or keeps encoded images: steps are timed only while it is idle"
+                busy = "steps can be timed only on an idle engine that stores no encoded images"
                 outcome.set_exception(EngineError(busy))
                 return
             try:

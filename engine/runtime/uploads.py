@@ -459,7 +459,7 @@ class TiledUploads:
         Return an empty list if the capture fails, or if there are graphs for too many sizes and formats.
         """
         with self._lock:
-            name = f"images of {kind[1]} x {kind[0]} are sent"
+            name = f"the upload of {kind[1]} x {kind[0]} images"
             return self._graphs.capture(kind, name, partial(self._prepare, kind))
 
     def _prepare(self, kind: _TiledKind) -> tuple[list[Callable[[], object]], list[torch.Tensor]]:

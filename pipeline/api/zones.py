@@ -87,7 +87,7 @@ async def heatmap(name: str, here: InThisProcess) -> Response:
     """Return the heatmap of object positions in a stream as a transparent PNG, to show over the video."""
     stage = find_stage(here.running(name).stages, AnalyzeStage)
     if stage is None:
-        raise HttpError(409, f"stream '{name}' was opened without the stage that counts objects in zones and at lines")
+        raise HttpError(409, f"stream '{name}' counts no objects: it was opened without the stage AnalyzeStage")
     heat = stage.heat
 
     def draw() -> bytes:

@@ -96,6 +96,6 @@ def golden_table(quantities: Sequence[Quantity]) -> str:
         from PIL import __version__ as pillow
 
         lines.append(
-            f"Pillow {pillow} cut these crops; its releases resize differently: try Pillow 13 or later, or Pillow 12"
+            f"Pillow {pillow} resized these crops; releases resize differently: try Pillow 13 or later, or Pillow 12"
         )
     return "\n".join(lines) if quantities else "nothing was compared"

@@ -103,8 +103,8 @@ class ConfigFile:
         def check(path: Path) -> None:
             if left := [change.name for change in plan(load(path, self._overrides), wanted)]:
                 raise ConfigError(
-                    f"streams that cannot be saved: {', '.join(left)}; a command-line flag or a YAML alias in the "
-                    "file sets their values"
+                    f"cannot save the streams {', '.join(left)}: a command-line flag or a YAML alias in the file sets "
+                    "their values"
                 )
 
         save_streams(self.path, load(self.path, self._overrides), wanted, check)

@@ -214,7 +214,7 @@ class RemoteStore:
             except StoreError as error:
                 if not told:
                     log.warning(
-                        "cannot write to the event store of machine %s; its events wait in memory: %s",
+                        "cannot write to the event store of machine %s; its events stay in memory: %s",
                         self._machine,
                         error,
                     )

@@ -219,7 +219,7 @@ class PacketRecorder:
         was_set = abs(time.time() - time.monotonic() - file.wall_offset) > _STEP_S
         gone = file.path is not None and _moved(file)
         if was_set and self._after is None:
-            self._after = "the clock was set"
+            self._after = "the system clock was changed"
         other_sound = file.path is not None and file.sound is not self._sound
         return gap or long or was_set or gone or other_sound or parameters_of(packet) != file.parameters
 
@@ -227,9 +227,9 @@ class PacketRecorder:
         if last is None or self._after is not None:
             return
         if packet.arrived_at - last.arrived_at > GAP_S:
-            self._after = "the camera sent nothing"
+            self._after = "the camera sent no data"
         elif packet.pts - last.pts > GAP_S * VIDEO_SCALE:
-            self._after = "frames were lost on the way"
+            self._after = "frames were lost in transit"
 
     def _take_sound(self, packet: AudioPacket) -> None:
         with self._lock:

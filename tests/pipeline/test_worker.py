@@ -152,7 +152,7 @@ def test_another_engine_is_begun_where_there_is_room(tmp_path: Path) -> None:
     assert room_for_another(tmp_path, meminfo) is None
     for name, text in (("memory.max", "5000000"), ("memory.current", "3000000"), ("memory.stat", "inactive_file 1\n")):
         (tmp_path / name).write_text(text)
-    assert (room_for_another(tmp_path, meminfo) or "").startswith("1 MB of memory are free, and one more engine takes")
+    assert (room_for_another(tmp_path, meminfo) or "").startswith("1 MiB of memory are free, but one more engine needs")
     (tmp_path / "memory.max").write_text("max")
     assert room_for_another(tmp_path, meminfo) is None
 

@@ -161,8 +161,8 @@ def _family(config: MoondreamConfig, newer: bool, stored: Mapping[str, StoredTen
     kinds = Counter(tensor.dtype for tensor in stored.values())
     notes = [f"stored as {' and '.join(kind or '4 bit' for kind, _ in kinds.most_common())}"]
     if any(tensor.scale is not None for tensor in stored.values()):
-        notes.append("experts in FP8, which GPUs from Ada on keep")
+        notes.append("experts in FP8 (kept on Ada and later GPUs)")
     if config.region.reads != ("ln" if "region.ln.weight" in stored else "raw"):
-        notes.append(f"region heads read {config.region.reads}, not as published")
+        notes.append(f"region heads use the input {config.region.reads}, unlike the published model")
     notes.append(f"context {config.text.max_context}")
     return f"{name}: {', '.join(notes)}"

@@ -75,7 +75,7 @@ class Backtest:
         count = f"{len(self.events)} event{'' if len(self.events) == 1 else 's'}"
         summary = f"{count} in {self.video_s:.1f} s of video, {pace:.1f} times as fast as it was recorded"
         if self.vid_stride > 1:
-            summary += f"; of {self.vid_stride} frames one was looked at (--vid-stride 1 for all)"
+            summary += f"; 1 of {self.vid_stride} frames was processed (--vid-stride 1 for all)"
         foreseen = [forecast_text(self.forecasts)] if forecast else []
         return "\n".join([*(lines if self.events else []), summary, *foreseen])
 

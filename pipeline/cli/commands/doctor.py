@@ -111,7 +111,7 @@ def examine_model(name: str, refiner: str | None = None) -> Iterator[Finding]:
         yield Finding(f"reads {one.name}", one.overlap >= _COVERED, False, what + usual)
     if readings:
         best = max(readings, key=lambda one: one.overlap)
-        advice = f'"reads": "{best.name}" in the region section of its config.json is right'
+        advice = f'"reads": "{best.name}" in the region section of config.json fits the weights'
         if best.overlap < _COVERED:
             advice = "no variant detects the people: check that the weights are trained"
         yield Finding("region heads", best.overlap >= _COVERED and best is readings[0], False, advice)
@@ -143,7 +143,9 @@ def report(gpu: bool, model: str | None, refiner: str | None = None) -> bool:
         console.print(f"{mark} {finding.what:<18} {escape(finding.detail)}")
         if finding.needed and not finding.ok:
             broken.append(finding.what)
-    console.print(f"[red]required, but broken: {', '.join(broken)}[/]" if broken else "all required components work")
+    console.print(
+        f"[red]required components that failed: {', '.join(broken)}[/]" if broken else "all required components work"
+    )
     return bool(broken)
 
 
@@ -249,4 +251,4 @@ def _nano() -> str:
     from saccade.engine import Engine
 
     with Engine.load("nano", device="cpu") as engine:
-        return f"{engine.model.parameters / 1e6:.1f} M parameters; knows {', '.join(engine.model.classes or ())}"
+        return f"{engine.model.parameters / 1e6:.1f} M parameters; classes: {', '.join(engine.model.classes or ())}"

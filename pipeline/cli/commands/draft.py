@@ -68,7 +68,7 @@ def draft(sentence: str, zones: Collection[str] = (), lines: Collection[str] = (
         return RuleSettings.model_validate({"name": name[:64], "when": f"{when} {times}".strip()})
     except ValueError as error:
         raise ConfigError(
-            f"no valid rule can be made of the sentence ({when} {times}): {error}".splitlines()[0]
+            f"the sentence cannot be converted to a valid rule ({when} {times}): {error}".splitlines()[0]
         ) from None
 
 
@@ -76,10 +76,8 @@ def draft_text(rule: RuleSettings, zones: Collection[str], lines: Collection[str
     """Return a rule as YAML, with a comment if its zone or line must still be drawn."""
     place, kind = rule.condition.place, "line" if rule.condition.kind == "crosses" else "zone"
     missing = place is not None and place not in (lines if kind == "line" else zones)
-    note = f"# Draw the {kind} '{place}' first: there is none yet.\n" if missing else ""
-    return (
-        f"{note}rules:\n{text_of_rules([rule], '  ')}# Nothing is armed yet: add this rule to the file or the console."
-    )
+    note = f"# Draw the {kind} '{place}' first; it does not exist yet.\n" if missing else ""
+    return f"{note}rules:\n{text_of_rules([rule], '  ')}# This rule is not active yet; add it to a file or the console."
 
 
 def _times(text: str) -> tuple[str, str]:

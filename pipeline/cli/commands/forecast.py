@@ -98,11 +98,11 @@ def forecast_text(forecasts: Sequence[Forecast]) -> str:
     lines = []
     for one in forecasts:
         if one.per_day is None:
-            lines.append(f"{one.rule}: no forecast, because the videos have nothing of its time of day (began sets it)")
+            lines.append(f"{one.rule}: no forecast, because no video covers its time of day; set began")
         else:
             rate = f"{_short(one.per_day)} events a day (95 %: {_short(one.low or 0)} to {_short(one.high or 0)})"
             lines.append(f"{one.rule}: {rate}; {one.events} in {one.watched_s / 3600:.2f} h")
-    return "\n".join([*lines, "The forecast assumes that other hours are like the videos."])
+    return "\n".join([*lines, "The forecast assumes the same event rate at other times as in the videos."])
 
 
 def _short(value: float) -> str:

@@ -67,15 +67,19 @@ class Probe:
         rate = f"{self.fps:.2f} fps" if self.fps else "fps unknown"
         lines = [f"{self.source}: {self.codec} {self.width}x{self.height}, {rate}"]
         if self.live:
-            age = f"{self.age_ms:.0f} ms old" if self.age_ms is not None else "age unknown (no RTCP report yet)"
+            age = f"latency {self.age_ms:.0f} ms" if self.age_ms is not None else "latency unknown (no RTCP report)"
             lines.append(
                 f"{self.frames} frames decoded by {self.decoder}, {age}; "
                 f"{self.lost} frames and {self.corrupt_packets} packets lost or damaged"
             )
         if self.transport:
-            keys = f"every {self.key_interval_s:.1f} s" if self.key_interval_s else "fewer than two seen"
-            clock = "no RTCP clock" if self.clock_off_s is None else f"RTCP clock off by {self.clock_off_s:z.1f} s"
-            lines.append(f"over {self.transport}; key frames {keys}; {clock}")
+            keys = f"every {self.key_interval_s:.1f} s" if self.key_interval_s else "fewer than two received"
+            clock = (
+                "no camera clock (RTCP)"
+                if self.clock_off_s is None
+                else f"camera clock (RTCP) off by {self.clock_off_s:z.1f} s"
+            )
+            lines.append(f"over {self.transport}; keyframes {keys}; {clock}")
         lines += [f"advice: {line}" for line in self.advice]
         return "\n".join(lines + ([f"→ {self.image}"] if self.image else []))
 
@@ -142,14 +146,16 @@ def _advice(stats: StreamStats, seconds: float) -> list[str]:
     interval = stats.key_interval_s if stats.key_interval_s is not None else seconds if seconds > LONG_GOP_S else 0.0
     if interval > LONG_GOP_S:
         lines.append(
-            f"key frames come every {interval:.0f} s or later: set the camera's I-frame interval to 1 or 2 s, which is "
-            "how long a lost packet or a new connection costs"
+            f"keyframes are {interval:.0f} s or more apart: set the camera's I-frame interval to 1 or 2 s, for "
+            "faster recovery from lost packets and faster connections"
         )
     if stats.lost and stats.transport in ("udp", "multicast"):
         share = 100 * stats.lost / (stats.received + stats.lost)
         lines.append(f"{share:.1f} % of the packets are lost: set rtsp_transport: tcp")
     if stats.clock_off_s is not None and abs(stats.clock_off_s) > PLAUSIBLE_S:
-        lines.append("the camera's clock is wrong, so Saccade corrects it by its offset: set the camera's NTP server")
+        lines.append("the camera's clock is wrong, and Saccade corrects for it: set the camera's NTP server")
     if stats.late:
-        lines.append(f"{stats.late} frames were dropped because decoding was late: lower resolution or rate")
+        lines.append(
+            f"{stats.late} frames were dropped because decoding was too slow: lower the resolution or frame rate"
+        )
     return lines

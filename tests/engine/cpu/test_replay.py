@@ -40,7 +40,7 @@ def test_what_cannot_be_recorded_is_called_as_before() -> None:
 
     replay = Replay(refuses, None, fallbacks := Fallbacks())
     assert [replay(torch.tensor(1))[0].item() for _ in range(RECORDED_AFTER + 3)] == [2] * (RECORDED_AFTER + 3)
-    assert fallbacks == ["the detector takes longer, as torch cannot record it: not this one"]
+    assert fallbacks == ["the detector is slower, because torch.jit.trace failed: not this one"]
 
 
 @needs_onednn

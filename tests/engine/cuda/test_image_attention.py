@@ -85,7 +85,7 @@ def test_a_kernel_that_is_right_is_used(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("kernel", "reason"), [(wrong, "wrong by 0."), (silent, "wrong by nan"), (refused, "no attribute")]
+    ("kernel", "reason"), [(wrong, "relative error 0."), (silent, "relative error nan"), (refused, "no attribute")]
 )
 def test_one_that_is_wrong_or_cannot_be_compiled_is_not(
     kernel: Kernel, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -17,7 +17,7 @@ def test_the_family_and_the_types_of_a_file_are_named(tmp_path: Path) -> None:
     newer = write_3_1(tmp_path / "3.1", fp8(as_3_1(random_model(CONFIG))))
     found = {one.what: one for one in examine_model(str(newer))}
     assert found["model file"].detail == (
-        "Moondream 3.1: stored as F32 and F8_E4M3, experts in FP8, which GPUs from Ada on keep, context 32768"
+        "Moondream 3.1: stored as F32 and F8_E4M3, experts in FP8 (kept on Ada and later GPUs), context 32768"
     )
     assert "reads ln" in found
 
@@ -49,4 +49,4 @@ def test_an_unusual_reading_is_named(tmp_path: Path, reads: str, unusual: bool) 
     folder = write_model(tmp_path / "3.0", config)
     detail = {one.what: one for one in examine_model(str(folder))}["model file"].detail
     assert detail.startswith("Moondream 3 (preview)")
-    assert ("region heads read post_ln_ln, not as published" in detail) == unusual
+    assert ("region heads use the input post_ln_ln, unlike the published model" in detail) == unusual

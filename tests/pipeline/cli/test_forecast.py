@@ -57,8 +57,8 @@ def test_a_forecast_is_for_a_day() -> None:
     assert two[1].per_day is None
     assert forecast_text(two).splitlines() == [
         "a: 24 events a day (95 %: 4.95 to 70.1); 3 in 3.00 h",
-        "b: no forecast, because the videos have nothing of its time of day (began sets it)",
-        "The forecast assumes that other hours are like the videos.",
+        "b: no forecast, because no video covers its time of day; set began",
+        "The forecast assumes the same event rate at other times as in the videos.",
     ]
 
 
@@ -90,8 +90,8 @@ def test_known_places_are_recognized_and_missing_ones_are_named() -> None:
     rule = draft("tell me when someone is near the Front Door of the house", ["Front Door", "Door"])
     assert rule.when == 'person in "Front Door"'
     assert "Draw the zone" not in draft_text(rule, ["Front Door"], [])
-    assert draft_text(rule, [], []).startswith("# Draw the zone 'Front Door' first: there is none yet.\n")
-    assert "Nothing is armed yet" in draft_text(rule, [], [])
+    assert draft_text(rule, [], []).startswith("# Draw the zone 'Front Door' first; it does not exist yet.\n")
+    assert "This rule is not active yet" in draft_text(rule, [], [])
 
 
 @pytest.mark.parametrize("sentence", ["", "tell me", "something is in the yard", "a person crosses"])

@@ -27,7 +27,7 @@ def test_a_good_camera_gets_no_advice() -> None:
     assert probed.clock_off_s is not None
     assert abs(probed.clock_off_s) < 1
     assert probed.advice == []
-    assert "over tcp; key frames every 0.8 s; RTCP clock off by" in probed.as_text()
+    assert "over tcp; keyframes every 0.8 s; camera clock (RTCP) off by" in probed.as_text()
 
 
 def test_loss_and_a_wrong_clock_come_with_advice() -> None:

@@ -37,4 +37,4 @@ def test_crops_that_differ_name_the_release_of_pillow() -> None:
     last = golden_table([crops, boxes]).splitlines()[-1]
     from PIL import __version__ as release
 
-    assert last.startswith(f"Pillow {release} cut these crops")
+    assert last.startswith(f"Pillow {release} resized these crops")

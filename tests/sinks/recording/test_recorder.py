@@ -101,7 +101,7 @@ def test_a_gap_lies_between_files_and_is_explained(tmp_path: Path) -> None:
     packets = coded(60)
     away = [replace(packet, pts=packet.pts + 900_000, arrived_at=packet.arrived_at + 10) for packet in packets[30:]]
     lost = [replace(packet, arrived_at=packet.arrived_at - 1.5) for packet in away]  # they came in a burst
-    for name, later, why in (("a", away, "the camera sent nothing"), ("b", lost, "the camera sent nothing")):
+    for name, later, why in (("a", away, "the camera sent no data"), ("b", lost, "the camera sent no data")):
         archive, _ = record(tmp_path / name, [*packets[:30], *later], "")
         first, second = archive.spans(*ALWAYS)
         assert second.begin - first.end == pytest.approx(10, abs=2)
