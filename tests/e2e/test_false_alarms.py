@@ -34,7 +34,7 @@ LONG_S = 300
 RATE = 10
 TOP, BOTTOM, LEFT, RIGHT = 0, 325, 310, 465  # of a person in the demo clip
 BUSH_X = 60
-CALM = 500  # frames with nothing but the bush
+CALM = 200  # frames with nothing but the bush
 Image = NDArray[np.uint8]
 
 
