@@ -107,7 +107,7 @@ rules:
   - {name: still, when: person stationary in all for 2s}
   - {name: new, when: person appeared}
 """
-MASKED = PLACES.replace("}", ', never: {polygon: "0,0,1,0,1,1,0,1", classes: [person], exclude: true}}', 1)
+MASKED = PLACES.replace("}", ', never: {polygon: "0,0,1,0,1,1,0,1", classes: [person], exclude: true}}', 1) + "end: 4\n"
 
 
 def test_rules_of_the_demo_clip_tell_moving_from_standing_people(tmp_path: Path, saccade: Command) -> None:

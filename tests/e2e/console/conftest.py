@@ -26,7 +26,7 @@ streams:
   - name: hall # over the entrance
     source: '{clip}'
     loop: true
-    vid_stride: 2
+    vid_stride: 4
     zones:
       desk: "0,0,1,0,1,1,0,1"
     rules:

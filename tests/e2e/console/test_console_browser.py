@@ -47,7 +47,7 @@ def demo() -> Iterator[Demo]:
         Demo(engine, Prompts(detect=["person"]), port=0) as opened,
     ):
         opened.controller.add(
-            StreamConfig(source=str(DEMO_CLIP), name="hall", detect=["person"], vid_stride=2, loop=True)
+            StreamConfig(source=str(DEMO_CLIP), name="hall", detect=["person"], vid_stride=4, loop=True)
         )
         opened.controller.add(StreamConfig(source="rtsp://127.0.0.1:1/roof", name="roof", detect=["person"]))
         yield opened
@@ -338,7 +338,7 @@ def test_an_onvif_camera_is_turned_to_a_preset(tmp_path: Path) -> None:
     pytest.importorskip("onvif")
     need_servers()
     path, port = tmp_path / "camera.yaml", free_port()
-    with Camera("--fps", "10") as camera:
+    with Camera("--fps", "4") as camera:
         profiles = [MediaProfile("live", 1280, 720, ptz=True)]
         device = OnvifCamera(camera.url("live").rpartition("/")[0], profiles, presets={"1": "Gate", "a/b": "Car park"})
         with serving_camera(device) as onvif:
