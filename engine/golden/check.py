@@ -8,7 +8,7 @@ A golden folder contains config.json, model.safetensors, cases.json and images/.
 - Without arrays.safetensors: calls of the reference's public API, with prompt token IDs and answers. Only the engine is
   compared (`check_engine`).
 
-The engine processes all prompts on all images concurrently.
+The engine processes all prompts on an image concurrently.
 """
 
 from __future__ import annotations
