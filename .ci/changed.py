@@ -1,4 +1,4 @@
-"""Prints the test modules that a change affects: `changed.py [BASE]`. BASE is the commit to compare with (`main`).
+"""Prints the test modules that a change affects: `changed.py [BASE]`. BASE is a commit, `main` by default.
 
 A test module is affected if it was changed, or if it imports a changed module directly or indirectly. A change of
 another file affects the test modules that mention its name.
@@ -16,7 +16,7 @@ REPO = Path(__file__).resolve().parents[1]
 
 
 def changed(base: str) -> set[Path]:
-    """Return the files that differ from the merge base with a commit, including uncommitted and new files."""
+    """Return the files that were changed or added since HEAD branched from the commit `base`, committed or not."""
 
     def git(*words: str) -> list[str]:
         done = subprocess.run(["git", *words], cwd=REPO, capture_output=True, text=True, check=True)
@@ -29,7 +29,7 @@ def changed(base: str) -> set[Path]:
 
 @cache
 def imports(path: Path) -> frozenset[Path]:
-    """Return the repository files that a Python file imports directly, including their packages."""
+    """Return the repository files that a Python file imports directly, and the `__init__.py` of their packages."""
     found: set[Path] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names: list[str] = []

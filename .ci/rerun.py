@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs the tests, then reruns the failed tests separately. Tests that pass only in the rerun are reported as flaky.
+"""Runs the tests and then a rerun of the failed tests. A test that passes only in the rerun is reported as flaky.
 
-    .ci/rerun.py FIRST COMMAND … -- SECOND COMMAND …
+    .ci/rerun.py TEST COMMAND … -- RERUN COMMAND …
 
-Both commands run pytest in this folder. The exit code is 0 if all failed tests passed in the rerun. The flaky tests
-are also listed in out/flaky.txt.
+Both commands run pytest in the current folder. The rerun command selects the failed tests, with pytest's --last-failed.
+The exit code is 0 if all failed tests passed in the rerun. The flaky tests are also listed in out/flaky.txt.
 """
 
 from __future__ import annotations

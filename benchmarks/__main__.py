@@ -36,7 +36,7 @@ def bench_prompts(
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Number of repetitions of each measurement.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Compare the time and memory of several prompts on one image with the same prompts on separate images."""
+    """Compare two cases: all prompts on one image, and each prompt on its own image. Measure time and memory."""
     from benchmarks.prompts import time_prompts
     from saccade.pipeline.bench.common import parse_counts, parse_size
 
@@ -62,10 +62,10 @@ def bench_decode(
     keys: Annotated[int, typer.Option(min=2, help="Context length of each sequence, in tokens.")] = 760,
     as_json: Json = False,
 ) -> None:
-    """Compare the GPU time of decode steps with the roofline: the minimum time to read the weights and the KV cache.
+    """Compare the GPU time of decode steps with the roofline: the time to read weights and KV cache at full bandwidth.
 
-    The models moondream-2-random and moondream-3-random need no weights file. They have the dimensions of Moondream 2
-    and 3, and random weights.
+    The models moondream-2-random and moondream-3-random have random weights and need no weights file. They have the
+    dimensions of Moondream 2 and Moondream 3.
     """
     from benchmarks.decode import time_decode
     from saccade.pipeline.bench.common import parse_counts
@@ -136,7 +136,7 @@ def bench_webrtc(
     seconds: Annotated[float, typer.Option(min=1, max=600, help="Duration of the measurement in seconds.")] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Compare the latency from a WebRTC sender to the decoded frame in Saccade and aiortc, both running at once."""
+    """Compare Saccade with aiortc: the latency from a WebRTC sender to the decoded frame, for the same video."""
     from benchmarks.webrtc import time_webrtc
 
     result = time_webrtc(codec, seconds=seconds)
@@ -150,9 +150,9 @@ def bench_pipeline(
     seconds: Annotated[float, typer.Option(min=1, max=600, help="Duration of the measurement in seconds.")] = 20.0,
     as_json: Json = False,
 ) -> None:
-    """Measure the latency from decoded frame to WebSocket record, without the inference time of the model.
+    """Measure the latency from a decoded frame to its WebSocket message, without the inference time of the model.
 
-    The demo clip is played at 10 frames/s. If the model is slower, only every Nth frame is used.
+    The demo clip is played at 10 frames/s. If the model is slower, frames are skipped.
     """
     from benchmarks.pipeline import time_pipeline
 
@@ -226,7 +226,7 @@ def bench_saccades(
 ) -> None:
     """Measure how many distant persons are detected with and without zoom windows (crops at full resolution).
 
-    Without CLIP, the input is a synthetic 4K scene with persons of 60 to 75 pixels height. Some of the persons move.
+    If CLIP is omitted, the input is a synthetic 4K scene with moving and still persons, 60 to 75 pixels tall.
     """
     from benchmarks.flags import parse_small
     from benchmarks.saccades import find_far
@@ -249,7 +249,7 @@ def bench_events(
     seconds: Annotated[float, typer.Option(min=1, max=3600, help="Duration of the measurement in seconds.")] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Measure the latency from the capture of a frame until a WebSocket client receives the start of an event.
+    """Measure the time from the capture of a frame until a WebSocket client is notified that an event has started.
 
     The image is divided into zones, so that a moving object starts many events. Events and clips are stored in a
     temporary folder.
@@ -274,7 +274,7 @@ def bench_questions(
     objects: Annotated[int | None, typer.Option(min=1, max=50, help="Number of objects in every answer.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how model questions from rules affect the frame latency of simulated cameras.
+    """Measure how much rules that ask the model questions slow down the detections of simulated cameras.
 
     The model must support questions, such as --model moondream-2-random.
     """
@@ -313,7 +313,7 @@ def bench_soak(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a soak test with simulated cameras, all sinks, recordings and clients. Print the resource usage every minute.
+    """Run a soak test with simulated cameras, recordings, clients and servers. Print the resource usage every minute.
 
     At the end, print the growth of each value per minute, with its 95 % confidence interval.
     """
@@ -331,7 +331,7 @@ def against_onnxruntime(
     save: Save = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the CPU inference time of the detector of the model nano in Saccade and in onnxruntime."""
+    """Compare Saccade with onnxruntime: the CPU inference time of the nano model's detector."""
     from benchmarks.against.onnx_runtime import compare
 
     _show(compare(rounds, frames, threads), save, as_json)
@@ -361,7 +361,7 @@ def against_bytetrack(
     save: Save = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the speed and accuracy of Saccade's tracker and of ByteTrack from the Python package `trackers`."""
+    """Compare Saccade's tracker with ByteTrack from the Python package `trackers`: speed and accuracy."""
     from benchmarks.against.tracking import compare_trackers
 
     _show(compare_trackers(rounds, frames, objects), save, as_json)
@@ -369,7 +369,7 @@ def against_bytetrack(
 
 @against.command("mot-scores")
 def against_mot_scores(rounds: Rounds = 5, save: Save = None, as_json: Json = False) -> None:
-    """Compare how `benchmarks mot` and the Python package `trackers` score the same tracks: results and CPU time."""
+    """Compare Saccade with the Python package `trackers`: tracking scores of the same tracks, and CPU time."""
     from benchmarks.against.tracking import compare_scoring
 
     _show(compare_scoring(rounds), save, as_json)
@@ -405,7 +405,7 @@ def against_one_queue(
     save: Save = None,
     as_json: Json = False,
 ) -> None:
-    """Overload the engine with simulated cameras. Compare Saccade's scheduling with one queue for all frames."""
+    """Compare Saccade's scheduling with a single FIFO queue, while simulated cameras overload the engine."""
     from benchmarks.against.cameras import compare
 
     _show(compare(given.get("model", "nano"), given.get("device", "auto"), cameras, rounds, seconds), save, as_json)
@@ -423,9 +423,9 @@ def against_vllm(
     save: Save = None,
     as_json: Json = False,
 ) -> None:
-    """Compare Saccade and vLLM with random weights of the dimensions of Moondream 3. Needs a GPU and vLLM.
+    """Compare Saccade and vLLM on a model with random weights and the dimensions of Moondream 3. Needs a GPU and vLLM.
 
-    Each program loads the model once per configuration and round. Each result is printed to stderr immediately.
+    Each result is printed to stderr immediately.
     """
     from benchmarks.against.vllm import compare
 

@@ -11,7 +11,7 @@ KV_SCALE = 2
 
 
 class MoondreamCosts:
-    """Lower bounds for the memory traffic of a decode step of a model.
+    """Computes the minimum memory traffic of a Moondream decode step.
 
     Args:
         config: configuration of the model.
@@ -25,9 +25,7 @@ class MoondreamCosts:
     def decode_bytes(
         self, sequences: int, keys: int, dtype: str, experts: float | None = None, kv_dtype: str | None = None
     ) -> int:
-        """Return the number of bytes that a decode step of a detect or point task reads.
-
-        A step reads the weights once, and the KV cache of each sequence.
+        """Return how many bytes a decode step reads at least: each used weight once, and the KV cache.
 
         Args:
             sequences: number of sequences in the step.
@@ -56,7 +54,7 @@ class MoondreamCosts:
         return weights + text.n_layers * cache + of_rest * rest
 
     def _moe(self, layer: int) -> ExpertsConfig | None:
-        """Return the mixture of experts of a layer, or None if the layer has none."""
+        """Return the mixture-of-experts configuration of a layer, or None if the layer is dense."""
         moe = self._config.text.moe
         return None if moe is None or layer < moe.start_layer else moe
 

@@ -11,14 +11,14 @@ from saccade.pipeline.bench.common import Measurement
 
 @dataclass(slots=True, frozen=True)
 class DecodeRow:
-    """GPU times of decode steps with a given number of rows, in milliseconds.
+    """GPU times of decode steps with a given batch size, in milliseconds.
 
     Attributes:
-        rows: number of sequences in the step.
-        median_ms, p99_ms: time of the whole step, including sampling and the next embedding.
+        rows: batch size: number of sequences per step.
+        median_ms, p99_ms: time of the whole step, including sampling.
         sampling_ms: median time to sample the next values.
-        floor_ms: time to read weights and KV cache at the measured memory bandwidth (roofline).
-        experts: mean number of experts used per layer, or None.
+        floor_ms: roofline: time to read weights and KV cache at the measured memory bandwidth.
+        experts: mean number of experts used per layer, or None for a model without experts.
     """
 
     rows: int
@@ -31,10 +31,11 @@ class DecodeRow:
 
 @dataclass(slots=True, frozen=True)
 class DecodeBench(Measurement):
-    """Results of the decode benchmark.
+    """GPU times of decode steps, one row per batch size.
 
-    `bandwidth` is the memory bandwidth in bytes per second (reads plus writes). `length` is the number of keys per
-    sequence in the KV cache.
+    Attributes:
+        length: context length of each sequence, in tokens.
+        bandwidth: measured memory bandwidth in bytes per second (reads plus writes).
     """
 
     model: str
@@ -45,7 +46,7 @@ class DecodeBench(Measurement):
     rows: tuple[DecodeRow, ...]
 
     def as_text(self) -> str:
-        """Return the results of the decode benchmark as a table."""
+        """Return the GPU times of the decode steps as a text table."""
         lines = [
             f"{self.model}, {self.dtype}, on {self.device}: decode steps at {self.length} keys, in ms",
             f"{'rows':>5} {'median':>8} {'p99':>8} {'sampling':>9} {'roofline':>9}",
@@ -68,7 +69,7 @@ def time_decode(
     length: int = 760,
     steps: int = 200,
 ) -> DecodeBench:
-    """Time decode steps for each batch size in `counts`. Each sequence has `length` keys in the KV cache.
+    """Measure the GPU time of decode steps for each batch size in `counts`, with `length` tokens per sequence.
 
     Raises:
         EngineError: if the model cannot be loaded onto a GPU, or if `length` exceeds the context length of the model.

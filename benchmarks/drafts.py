@@ -1,7 +1,7 @@
 """`python -m benchmarks drafts`: measures speculative decoding with the previous frame's answer as draft.
 
-On video clips, the benchmark counts decode steps per frame with and without drafts. With predefined answers, it also
-measures the time per frame if some boxes change. Predefined answers need no trained model.
+The answers come from a model that watches video clips, or are predefined. With predefined answers, the number of boxes
+that change between frames is known, and the model may have random weights.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _WARM_UP = 10  # frames of each row that are not counted
 
 @dataclass(slots=True, frozen=True)
 class ClipRow:
-    """Speculative decoding results for one clip.
+    """Results for one clip, with and without speculative decoding.
 
     Attributes:
         clip: name of the clip.
         frames: number of frames.
         objects: mean number of boxes per frame.
-        plain, drafted: mean decode steps per frame without and with drafts.
-        plain_ms, drafted_ms: median time per frame without and with drafts.
-        accepted: acceptance rate of the draft values, 0 to 1.
-        differ: number of frames whose boxes differ between the runs with and without drafts.
+        plain, drafted: mean decode steps per frame, without and with speculative decoding.
+        plain_ms, drafted_ms: median time per frame, without and with speculative decoding.
+        accepted: fraction of the drafted values that the model accepted.
+        differ: number of frames whose boxes change if speculative decoding is used.
     """
 
     clip: str
@@ -63,9 +63,12 @@ class ClipRow:
 
 @dataclass(slots=True, frozen=True)
 class ScriptedRow:
-    """Results with predefined answers of `objects` boxes.
+    """Results of speculative decoding with predefined answers.
 
-    `moved` is the number of boxes that change per frame, or None without drafts.
+    Attributes:
+        objects: number of boxes per answer.
+        moved: number of boxes that differ from the previous frame; None for the run without speculative decoding.
+        steps: mean decode steps per frame.
     """
 
     objects: int
@@ -77,7 +80,7 @@ class ScriptedRow:
 
 @dataclass(slots=True, frozen=True)
 class DraftsBench(Measurement):
-    """Results of the drafts benchmark: on video clips, and with predefined answers."""
+    """Results of the speculative decoding benchmark, one row per clip or per number of changed boxes."""
 
     model: str
     device: str
@@ -118,7 +121,7 @@ def time_drafts(
     frames: int = 100,
     stride: int = 1,
 ) -> DraftsBench:
-    """Detect objects on the frames of clips, with and without drafts.
+    """Detect objects in video clips, with and without speculative decoding.
 
     Args:
         model: name, folder or Hugging Face Hub ID of a model, or `moondream-2-random`.
@@ -167,10 +170,11 @@ def time_drafts(
 def _asked(
     engine: Engine, images: Sequence[RgbImage], label: str, key: str | None
 ) -> tuple[list[Result], float, float, float]:
-    """Detect a label in one image after another.
+    """Detect the objects of a label in each image, one image after another.
 
-    Return the results, the mean decode steps per frame, the median time per frame in milliseconds, and the acceptance
-    rate of the draft values.
+    Returns:
+        The results, the mean decode steps per image, the median time per image in milliseconds, and the fraction of the
+        drafted values that the model accepted.
     """
     before, results, waits = engine.counters(), [], []
     for image in images:
@@ -188,12 +192,10 @@ def _places(result: Result) -> list[tuple[float, ...]]:
 
 
 class ScriptedOutput(BoxesOutput):
-    """Simulates a model that answers with predefined boxes. The values that the real model samples are ignored.
-
-    After a wrong draft value, the simulated samples repeat the draft until the end of the box.
+    """Replaces the model's answer by predefined boxes, to benchmark speculative decoding.
 
     Args:
-        boxes: x, y, width and height of each box.
+        boxes: x, y, width and height of each box of the answer.
         before: boxes of the previous frame, used as the draft.
         max_steps: maximum number of decoding steps that fit into the context.
     """
@@ -208,11 +210,11 @@ class ScriptedOutput(BoxesOutput):
 
     @property
     def visible(self) -> bool:
-        """Always False: boxes that the vision encoder detects are not used as drafts."""
+        """Whether boxes of the vision encoder are used as the draft; always False."""
         return False
 
     def commit(self, sampled: Sampled) -> bool:
-        """Append the next predefined value instead of `sampled`. Return True after the last value."""
+        """Ignore the sampled value and append the next predefined value. Return True if the answer is complete."""
         number, self._at = self._at, self._at + 1
         self._peek = number
         self._guess = list(self._next)
@@ -222,10 +224,7 @@ class ScriptedOutput(BoxesOutput):
         return super().commit((99.0, a, 0.0) if number % 3 == 0 else (a, b if kind is Phase.SIZE else 0.0, 0.0))
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """Return the next sample of the simulated model: the predefined value, or None after the last value.
-
-        If an earlier draft value of the same box was wrong, the sample is the draft value.
-        """
+        """Return the next simulated sample, or None after the last value. Like a model, it follows a wrong draft."""
         number, self._peek = self._peek, self._peek + 1
         if number >= len(self._truth):
             return None
@@ -240,13 +239,18 @@ Boxes = tuple[tuple[float, float, float, float], ...]
 
 @dataclass(slots=True, frozen=True)
 class ScriptedDetect(Detect):
-    """Detect task with the predefined answer `boxes`. `before` is the answer to the previous frame."""
+    """Detect task whose answer is predefined, to benchmark speculative decoding.
+
+    Attributes:
+        boxes: boxes of the answer.
+        before: boxes of the previous frame's answer, used as the draft.
+    """
 
     boxes: Boxes = ()
     before: Boxes = ()
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return a `ScriptedOutput` with the predefined boxes."""
+        """Return the output state that produces the predefined boxes."""
         return ScriptedOutput(self.boxes, self.before, max_steps)
 
 
@@ -258,7 +262,7 @@ def _values(boxes: Boxes) -> list[FedValue]:
 
 
 def _scripted(objects: int, moved: int, frame: int) -> Boxes:
-    """Return the predefined boxes of a frame, in normalized coordinates. The first `moved` boxes move in each frame."""
+    """Return the predefined answer for a frame: `objects` boxes. The first `moved` boxes move in each frame."""
     boxes = []
     for i in range(objects):
         by = frame % 32 if i < moved else 0
@@ -276,16 +280,16 @@ def time_scripted(
     size: tuple[int, int] = (640, 360),
     frames: int = 100,
 ) -> DraftsBench:
-    """Measure the time per frame with predefined answers: first without drafts, then with drafts.
+    """Measure the time per frame with predefined answers, without and with speculative decoding.
 
     Args:
         model: name, folder or Hugging Face Hub ID of a model, or `moondream-2-random`.
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         objects: number of boxes per answer.
-        moved: numbers of boxes that change per frame; one row of results for each.
+        moved: how many boxes differ from the previous frame; each number is measured separately.
         dtype: name of the dtype, or None for the device's default.
         size: width and height of the images in pixels.
-        frames: number of frames per row.
+        frames: number of frames per measurement.
 
     Raises:
         EngineError: if the model cannot be loaded.
@@ -300,7 +304,7 @@ def time_scripted(
 def run_scripted(
     engine: Engine, images: Sequence[RgbImage], objects: int, moved: Sequence[int], frames: int
 ) -> list[ScriptedRow]:
-    """Measure the time per frame with predefined answers; see `time_scripted`."""
+    """Measure the time per frame with predefined answers, without and with speculative decoding."""
     rows = []
     for how_many in (None, *moved):
         key = None if how_many is None else ("bench", how_many)

@@ -1,7 +1,7 @@
-"""`python -m benchmarks events`: measures the latency from the capture of a frame to the start of an event.
+"""`python -m benchmarks events`: measures the time from the capture of a frame until a client learns of a new event.
 
 The image is divided into zones, so that every moving object starts many events. A WebSocket client in this process
-receives the events. Events, clips and snapshots are stored as usual.
+receives the events. Events, clips and snapshots are stored.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class BeginBench(Measurement):
         clock: origin of the capture times: 'rtcp' (sender's clock) or 'arrival' (time of reception).
         frames, fps: number of processed frames, and processed frames per second.
         events: number of started events.
-        p50_ms, p95_ms, max_ms: median, 95th percentile and maximum of the time from the capture of an event's first
-            frame until the client receives the event.
-        parts: median time of each stage: `decode`, `queue`, `prefill` and `decode_tokens` of the model, `track` (tracks
-            and rules), and `rest` (transfer from the camera and delivery to the client).
-        frame_p50_ms, frame_p95_ms: median and 95th percentile of the time from the capture of a frame until the client
-            receives its record, for all frames.
+        p50_ms, p95_ms, max_ms: median, 95th percentile and maximum of the event latency: the time from the capture of
+            an event's first frame until the client is notified.
+        parts: median time of each stage: `decode`, `queue`, `prefill`, `decode_tokens`, `track` (tracks and rules), and
+            `rest` (transfer from the camera and delivery to the client).
+        frame_p50_ms, frame_p95_ms: median and 95th percentile of the time from the capture of any frame until the
+            client receives the frame's result.
     """
 
     source: str
@@ -59,7 +59,7 @@ class BeginBench(Measurement):
     frame_p95_ms: float
 
     def as_text(self) -> str:
-        """Return the event latencies as text."""
+        """Return the event latencies as text for the terminal."""
         parts = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in self.parts.items())
         return (
             f"{self.source}, {self.frames} frames at {self.fps:.1f} fps, clock {self.clock}\n"
@@ -77,8 +77,8 @@ def time_events(given: dict[str, Any], *, seconds: float) -> BeginBench:
         seconds: duration in seconds.
 
     Raises:
-        SourceError: if the source cannot be used.
-        EngineError: if the model cannot be used.
+        SourceError: if the source cannot be opened or read.
+        EngineError: if the model cannot be loaded.
         ConfigError: if the source is not live, or if no event started.
         RunFailed: if the pipeline failed.
     """
@@ -152,7 +152,7 @@ def _figures(address: str, came: list[tuple[float, dict[str, Any]]]) -> BeginBen
 
 
 def _zones() -> dict[str, dict[str, object]]:
-    """Return zones that divide the image without overlap."""
+    """Return the settings of a grid of zones that covers the image."""
     zones: dict[str, dict[str, object]] = {}
     for row in range(_ROWS):
         for column in range(_COLUMNS):

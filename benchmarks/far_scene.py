@@ -1,8 +1,8 @@
 """A synthetic 4K scene with small persons at known positions. Three persons move and two stand still.
 
-Five rectangles in the scene show the demo clip at reduced size, each with a different start time. A still rectangle
-shows a single frame. The background is a blurred, noisy image without persons. The ground truth consists of the boxes
-that the model detects in the clip at full size.
+The scene shows the demo clip five times at reduced size, on a blurred, noisy background without persons. For the still
+persons, a single frame of the clip is shown. The ground truth is the boxes that the model detects in the clip at full
+size.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Rect = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A rectangle in the synthetic scene that shows the clip.
+    """A rectangle in the synthetic scene that shows the clip at reduced size.
 
     Attributes:
         x, y: upper left corner in pixels.
         person: height of the tallest person in pixels.
-        offset: index of the first frame of the clip.
+        offset: index of the first frame of the clip to show.
         still: whether the rectangle always shows the same frame.
-        pace: number of clip frames per frame of the scene (playback speed).
+        pace: playback speed: number of clip frames per frame of the scene.
     """
 
     x: int
@@ -54,20 +54,20 @@ PLACES = [
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """Ground truth: the box of a person in a frame of the scene, in pixels."""
+    """Ground truth for one person: its box in pixels, and whether the person stands still."""
 
     box: Rect
     still: bool
 
 
 class FarScene:
-    """Renders the frames of a synthetic scene with small persons.
+    """Renders the frames of a synthetic scene with small persons: a clip is shown several times at reduced size.
 
     Args:
         clip: frames of the clip, (height, width, 3) uint8 RGB.
         persons: boxes of the persons in each frame of the clip, in normalized coordinates.
         width, height: size of the scene in pixels.
-        places: rectangles that show the clip.
+        places: rectangles of the scene in which the clip is shown.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class FarScene:
         )
 
     def frame(self, number: int) -> tuple[Image, list[Truth]]:
-        """Return frame `number` of the scene, (height, width, 3) uint8 RGB, and the ground truth of its persons."""
+        """Return a frame of the synthetic scene, (height, width, 3) uint8 RGB, and the boxes of its persons."""
         image, truth = self._background.copy(), []
         for place, scale in zip(self._places, self._scales, strict=True):
             shown = self._frame_of(place, number)
@@ -120,12 +120,12 @@ class FarScene:
         return image, truth
 
     def frames(self, count: int) -> Iterator[tuple[Image, list[Truth]]]:
-        """Yield the first `count` frames of the scene, each with the ground truth of its persons."""
+        """Yield the first `count` frames of the synthetic scene, each with the boxes of its persons."""
         return (self.frame(number) for number in range(count))
 
 
 def random_places(seed: int, clip: tuple[int, int] = (640, 360)) -> list[Place]:
-    """Return five random rectangles in a 4K scene, three moving and two still, without overlap.
+    """Return five random places for a clip in a 4K scene, without overlap. Two of them show a still frame.
 
     Persons are 60 to 75 pixels tall.
 
@@ -147,7 +147,7 @@ def random_places(seed: int, clip: tuple[int, int] = (640, 360)) -> list[Place]:
 
 
 def read_clip(path: Path, engine: Engine) -> tuple[list[Image], list[list[Rect]]]:
-    """Return the frames of a clip at 10 frames/s, and the boxes of the persons that the model detects in each frame."""
+    """Return the frames of a clip at 10 frames/s, and the person boxes that the model detects in each frame."""
     from saccade.engine import Detect
 
     capture = cv2.VideoCapture(str(path))

@@ -1,6 +1,6 @@
-"""`python -m benchmarks ingest`: measures the latency from a live source to the decoded frame.
+"""`python -m benchmarks ingest`: measures the latency from the sender of a live stream to the decoded frame.
 
-Saccade and a plain PyAV decoding loop run at the same time, so that both have the same load.
+Saccade and a plain PyAV decoding loop read the stream at the same time.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ class IngestBench(Measurement):
 
     Attributes:
         source: address of the source, without credentials.
-        clock: origin of the send times: "burnt in" (clock drawn into the frames) or "rtcp".
-        frames, fps: number of frames, and frames per second.
+        clock: origin of the send times: "burnt in" (a clock in the image) or "rtcp" (RTCP sender reports).
+        frames, fps: number of frames, and frames per second, in Saccade.
         median_ms, p95_ms: median and 95th percentile of the frame latency in Saccade.
-        pyav_frames, pyav_median_ms, pyav_p95_ms: the same for PyAV.
+        pyav_frames, pyav_median_ms, pyav_p95_ms: number of frames, and median and 95th percentile of the frame latency,
+            in PyAV.
     """
 
     source: str
@@ -60,9 +61,9 @@ class IngestBench(Measurement):
 
 
 def burnt_in_age_ms(image: RgbImage, now: float) -> float | None:
-    """Return the latency of a frame in milliseconds, from the send time drawn into it; None if it is not readable.
+    """Return the latency of a frame in milliseconds, or None if the send time in the image is unreadable.
 
-    The top 20 rows contain the Unix time in milliseconds as 32 bits, least significant bit first. Bright is 1.
+    The sender draws the Unix time in milliseconds into the top 20 rows: 32 bright or dark fields, lowest bit first.
 
     Args:
         image: (height, width, 3) uint8 RGB.
@@ -82,8 +83,8 @@ def time_ingest(target: str, *, seconds: float, transport: str) -> IngestBench:
     """Read a live source for `seconds` after its first frame, and measure the latency of its frames.
 
     Raises:
-        SourceError: if the source cannot be used.
-        ConfigError: if the source is not live, or if the transport is unknown.
+        SourceError: if the source cannot be read or is not live.
+        ConfigError: if the transport is unknown.
     """
     stop = threading.Event()
     theirs: list[float | None] = []
@@ -106,7 +107,7 @@ def time_ingest(target: str, *, seconds: float, transport: str) -> IngestBench:
 
 
 def _watch(source: Source, seconds: float) -> tuple[list[float | None], str, float]:
-    """Return the frame latencies in milliseconds, the clock of the send times, and the duration in seconds."""
+    """Read a source. Return the frame latencies in milliseconds, the clock ("burnt in" or "rtcp"), and the seconds."""
     burnt: list[float | None] = []
     reported: list[float | None] = []
     begun = now = 0.0
@@ -123,7 +124,7 @@ def _watch(source: Source, seconds: float) -> tuple[list[float | None], str, flo
 
 
 def _watch_with_pyav(url: str, transport: str, stop: threading.Event, ages: list[float | None]) -> None:
-    """Decode a live source with PyAV, with low-latency options. Append the frame latencies to `ages`."""
+    """Decode a live source with PyAV's low-latency options. Append the frame latencies in milliseconds to `ages`."""
     options = {"rtsp_transport": "tcp" if transport == "auto" else transport} if url.startswith("rtsp") else {}
     try:
         with av.open(url, options=options, timeout=5.0) as container:

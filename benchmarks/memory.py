@@ -1,6 +1,6 @@
 """Measures the memory use of an engine while it processes requests with different prompts and image sizes.
 
-Run it with `python -m benchmarks.memory MODEL DEVICE DTYPE SECONDS`. PyAV is not needed.
+Run it with `python -m benchmarks.memory MODEL DEVICE DTYPE SECONDS`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ _LONG_S = 120.0
 
 @dataclass(slots=True, frozen=True)
 class Held:
-    """Memory use of the process after `seconds`, in MB: allocated and reserved device memory, and RAM.
+    """One reading of memory use and request counts, `seconds` after the start.
 
     Attributes:
+        allocated_mb, reserved_mb: device memory that PyTorch has allocated and reserved, in MB.
+        rss_mb: resident main memory of the process, in MB.
         pages: number of KV cache pages in use.
         done: number of answered requests.
         failed: number of requests that were rejected, timed out, or replaced by a newer frame.
@@ -55,7 +57,7 @@ class Held:
 
 @dataclass(slots=True, frozen=True)
 class MemoryBench:
-    """Results of the memory benchmark."""
+    """Memory use of an engine over time."""
 
     model: str
     device: str
@@ -69,11 +71,11 @@ class MemoryBench:
         return slope_of([row.seconds / 60 for row in steady], [getattr(row, name) for row in steady])
 
     def as_json(self) -> str:
-        """Return all fields of the memory benchmark as a JSON object."""
+        """Return all readings of memory use as a JSON object."""
         return json.dumps(asdict(self), indent=1)
 
     def as_text(self) -> str:
-        """Return a report of memory growth, and of the number of requests per task."""
+        """Return text that states the memory growth per minute, and the number of requests for each task."""
         slopes = [f"{name} {self.slope(name) or '-'}" for name in ("allocated_mb", "reserved_mb", "rss_mb")]
         asked = ", ".join(f"{name} {count}" for name, count in sorted(self.tasks.items()))
         return f"{self.model} on {self.device}: slope a minute: {'; '.join(slopes)}\nasked: {asked}"
@@ -176,7 +178,7 @@ class MixedLoad:
 def watch_memory(
     model: str, device: str, *, dtype: str | None = None, seconds: float = 600.0, every_s: float = 15.0, seed: int = 0
 ) -> MemoryBench:
-    """Load an engine, submit requests of all tasks, and measure its memory.
+    """Load an engine, submit random requests, and measure the engine's memory use.
 
     Args:
         model: name or folder of a model, or a model with random weights such as `moondream-2-random`.
@@ -195,7 +197,7 @@ def watch_memory(
 
 
 def watch_engine(engine: Engine, *, seconds: float, every_s: float, seed: int = 0) -> MemoryBench:
-    """Measure the memory of an existing engine; see `watch_memory`."""
+    """Submit random requests to an engine, and measure the engine's memory use every `every_s` seconds."""
     asked, begun = MixedLoad(engine, seed), time.monotonic()
     rows: list[Held] = []
     print(f"{engine.model.name} on {engine.model.device}: {', '.join(engine.model.skills)}", flush=True)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks pipeline`: measures the latency from decoded frame to WebSocket record.
+"""`python -m benchmarks pipeline`: measures the latency from a decoded frame to its WebSocket message.
 
 The inference time of the model is subtracted. The demo clip is played in real time. The WebSocket client runs in this
 process.
@@ -38,14 +38,15 @@ _LONG_S = 30.0
 
 @dataclass(slots=True, frozen=True)
 class PipelineBench(Measurement):
-    """Latencies from the decoder to the client in milliseconds, without the inference time of the model.
+    """Latencies from a decoded frame to its WebSocket message in milliseconds, without the inference time of the model.
 
     Attributes:
         model, device, dtype: the model, its device and its dtype.
-        fps: frames per second of the source, after `vid_stride`.
-        frames: number of records.
-        median_ms, p99_ms: median and 99th percentile of the total latency.
-        before_ms, after_ms: median time from the decoder to the start of inference, and from the result to the client.
+        fps: frames per second that are processed.
+        frames: number of frames whose message was received.
+        median_ms, p99_ms: median and 99th percentile of the latency.
+        before_ms: median time from the decoded frame to the start of inference.
+        after_ms: median time from the result to the client.
         model_ms: median inference time of the model.
     """
 
@@ -61,7 +62,7 @@ class PipelineBench(Measurement):
     model_ms: float
 
     def as_text(self) -> str:
-        """Return the pipeline latencies as text."""
+        """Return the pipeline latencies as text for the terminal."""
         return (
             f"{self.model} on {self.device} in {self.dtype}, {self.frames} records at {self.fps:g} fps\n"
             f"from the decoder to the socket, less the model's {self.model_ms:.1f} ms: median {self.median_ms:.2f} ms, "
@@ -70,12 +71,12 @@ class PipelineBench(Measurement):
 
 
 def time_pipeline(config: RunConfig, *, seconds: float) -> PipelineBench:
-    """Play the configured source file for `seconds` at its own frame rate, and measure the latencies.
+    """Play the configured video file in real time for `seconds`, and measure the latencies of the pipeline.
 
     Raises:
-        SourceError: if the source cannot be used.
-        EngineError: if the model cannot be used.
-        ConfigError: if too few records arrived because the model is too slow.
+        SourceError: if the file cannot be read.
+        EngineError: if the model cannot be loaded.
+        ConfigError: if too few results arrived because the model is too slow.
     """
     came: list[tuple[float, dict[str, Any]]] = []
     decoded_at: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""`python -m benchmarks prompts`: compares several prompts on one image with one image per prompt.
+"""`python -m benchmarks prompts`: measures how much is saved by submitting all prompts on one image together.
 
 Prompts on the same image share its prefill and its KV cache pages.
 """
@@ -29,7 +29,7 @@ Asked = list[tuple[RgbImage, list[Detect]]]
 
 @dataclass(slots=True, frozen=True)
 class PromptsRow:
-    """Time and memory of several prompts: all on one image, or each on a separate image.
+    """Time and memory for a number of prompts, in two cases: all on one image, and each on its own image.
 
     Attributes:
         prompts: number of prompts.
@@ -54,7 +54,7 @@ class PromptsBench(Measurement):
     rows: list[PromptsRow]
 
     def as_text(self) -> str:
-        """Return the results of the prompts benchmark as a table."""
+        """Return the time and memory for each number of prompts as a text table."""
         lines = [
             f"{self.model} on {self.device} in {self.dtype}; {_OBJECTS} objects a prompt; ms to all answers, "
             "most pages in use",
@@ -76,12 +76,12 @@ def time_prompts(
     size: tuple[int, int] = (640, 360),
     rounds: int = 10,
 ) -> PromptsBench:
-    """Measure the time and memory of all prompts on one image, then of each prompt on a separate image.
+    """Measure time and memory in two cases: all prompts on one image, and each prompt on its own image.
 
     Args:
         name: name, folder or Hugging Face Hub ID of a model, or `moondream-2-random`.
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
-        prompts: numbers of prompts; one row of results for each.
+        prompts: how many prompts to submit; each number is measured separately.
         dtype: name of the dtype, or None for the device's default.
         size: width and height of the images in pixels.
         rounds: number of repetitions.
@@ -96,7 +96,7 @@ def time_prompts(
 
 
 def measure_prompts(engine: Engine, image: RgbImage, count: int, rounds: int) -> PromptsRow:
-    """Measure the time and memory of `count` prompts: on one image, and on separate images."""
+    """Measure time and memory of `count` prompts in two cases: all on one image, and each on its own image."""
     labels = islice(cycle(engine.model.classes or OPEN_LABELS), count)
     tasks = [Detect(label, _OBJECTS, 0.0) for label in labels]
     together: Asked = [(image, tasks)]
@@ -112,7 +112,7 @@ def measure_prompts(engine: Engine, image: RgbImage, count: int, rounds: int) ->
 
 
 def _once(engine: Engine, asked: Asked) -> tuple[float, int]:
-    """Submit all images with their tasks, and wait for the answers.
+    """Submit images, each with its prompts, and wait for the answers.
 
     Return the total time in seconds, and the maximum number of KV cache pages in use.
     """

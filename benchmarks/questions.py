@@ -36,10 +36,11 @@ _END_S = 10.0
 
 @dataclass(slots=True, frozen=True)
 class QuestionsBench:
-    """Results of the questions benchmark.
+    """Frame latencies of simulated cameras, without and with questions to the model.
 
     Attributes:
-        without, beside: frame results of the cameras without questions, and with questions.
+        without: results of the cameras without questions.
+        beside: results of the cameras with questions.
         asked: number of questions.
         late: number of questions that missed the deadline of 2 s.
         failed: number of questions that failed for another reason.
@@ -56,16 +57,16 @@ class QuestionsBench:
 
     @property
     def moved(self) -> float:
-        """Relative increase of the p99 frame latency with questions. 0.1 means 10 % higher."""
+        """Relative increase of the 99th-percentile frame latency due to questions; 0.1 means 10 % higher."""
         return self.beside.result_p99_ms / self.without.result_p99_ms - 1
 
     def as_json(self) -> str:
-        """Return the questions benchmark as a JSON object, without the results of single cameras."""
+        """Return the results as a JSON object, without those of the individual cameras."""
         parts = asdict(replace(self, without=replace(self.without, rows=()), beside=replace(self.beside, rows=())))
         return json.dumps({**parts, "moved": self.moved}, indent=2)
 
     def as_text(self) -> str:
-        """Return the results of the questions benchmark as text."""
+        """Return the latencies without and with questions as text for the terminal."""
 
         def line(name: str, seen: CamerasBench) -> str:
             return (
@@ -119,7 +120,7 @@ def time_questions(
 
 
 class _Asking:
-    """Submits questions to the model with Poisson arrivals, until the `with` block ends."""
+    """Submits questions to the model at random times (Poisson process), until the `with` block ends."""
 
     def __init__(self, engine: Engine, images: Sequence[RgbImage], per_second: float) -> None:
         self._engine, self._images, self._per_second = ModelAskEngine(engine), images, per_second

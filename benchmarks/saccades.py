@@ -1,7 +1,8 @@
 """`python -m benchmarks saccades`: measures how many distant persons are detected with zoom windows.
 
 A zoom window is a crop of the frame at full resolution. The input is a clip or the synthetic scene of `far_scene`. The
-ground truth of a clip is a JSON file {"frames": {"0": [[x1, y1, x2, y2, …], …], …}} with normalized coordinates.
+ground truth of a clip is a JSON file with normalized boxes by frame number:
+{"frames": {"0": [[x1, y1, x2, y2, …], …], …}}.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ Truth = Sequence[tuple[Rect, bool, bool]]
 
 @dataclass(slots=True, frozen=True)
 class FarRow:
-    """Detection results for a given maximum number of zoom windows per frame.
+    """Detection results with a given maximum number of zoom windows per frame.
 
     Attributes:
         windows: maximum number of zoom windows per frame.
-        moving, still: recall of moving and of still persons at an IoU of 0.4, or None without such persons. Boxes from
-            zoom windows of earlier frames count.
-        moving_found, still_found: recall without boxes from earlier frames.
+        moving, still: recall of moving persons, and of still persons, at an IoU of 0.4; None without such persons. A
+            box that an earlier frame's zoom window has found counts.
+        moving_found, still_found: the same recalls, without the boxes of earlier frames.
         precision: precision of all boxes, or None if there are no boxes.
         ms: median time per frame in milliseconds, including motion detection and inference.
-        choose_ms: median time in milliseconds to find motion and choose windows.
-        looks: number of zoom windows for each reason to choose them.
+        choose_ms: median time in milliseconds to find motion and choose zoom windows.
+        looks: number of zoom windows, by reason for choosing them.
     """
 
     windows: int
@@ -59,12 +60,12 @@ class FarRow:
 
 @dataclass(slots=True, frozen=True)
 class FarBench(Measurement):
-    """Results of the saccades benchmark, one row per maximum number of zoom windows."""
+    """Detection results with zoom windows (crops at full resolution), one row per maximum number of windows."""
 
     rows: tuple[FarRow, ...]
 
     def as_text(self) -> str:
-        """Return the results of the saccades benchmark as a table."""
+        """Return the detection results with zoom windows as a text table."""
         lines = [
             f"{'windows':>7} {'moving':>7} {'(found)':>7} {'still':>7} {'(found)':>7} {'precision':>9} {'ms':>7} "
             f"{'choose':>7}  looks"
@@ -88,14 +89,14 @@ def find_far(
     seed: int | None = None,
     frames: int = 100,
 ) -> FarBench:
-    """Detect persons in a clip or scene, once for each maximum number of zoom windows.
+    """Detect persons with several maximum numbers of zoom windows (crops at full resolution).
 
     Args:
         engine: engine with the model that detects the persons.
-        counts: maximum numbers of zoom windows per frame; one row of results for each.
+        counts: maximum numbers of zoom windows per frame; each number is measured separately.
         clip: a video file, or None for the synthetic scene.
-        truth: file with the ground truth of the clip.
-        seed: random seed for the positions of the persons in the scene. None uses fixed positions.
+        truth: JSON file with the true boxes of the persons in the clip.
+        seed: random seed for the positions of the persons in the scene, or None for fixed positions.
         frames: maximum number of frames.
     """
     if clip is not None and truth is not None:

@@ -20,8 +20,8 @@ def time_step(engine: Engine, rows: int, position: int, repeats: int = 100) -> l
 
     Args:
         engine: an idle engine on CUDA.
-        rows: number of sequences. They have separate KV cache pages if the cache has enough pages.
-        position: position of each sequence.
+        rows: batch size: number of sequences per step.
+        position: position of the decoded token in each sequence.
         repeats: number of steps.
 
     Raises:
@@ -40,7 +40,7 @@ def time_sampling(engine: Engine, rows: int) -> float:
 
 
 def experts_used(engine: Engine, rows: int) -> float | None:
-    """Return the mean number of experts per layer that the last step used, or None if the model has no experts.
+    """Return how many experts the last step used per layer (mean), or None if the model has no experts.
 
     Raises:
         EngineError: if the engine is on a CPU or not idle.

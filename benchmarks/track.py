@@ -1,7 +1,7 @@
 """`python -m benchmarks track`: measures the CPU time per frame of tracking and rules, without a model.
 
 Simulated objects walk randomly and pass each other. In each frame, one in thirty objects is not detected, and one in
-thirty has a low score. The measured time is the CPU time of the thread.
+thirty has a low score.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _STEPS = ("tracker", "tracks", "zones and lines", "rules")
 
 @dataclass(slots=True, frozen=True)
 class StepCost:
-    """CPU time per frame up to one tracking stage, in milliseconds.
+    """CPU time per frame of the tracking stages up to and including `step`, in milliseconds.
 
     Attributes:
         objects: approximate number of objects per frame.
-        step: last included stage: `tracker` (association and Kalman filter), `tracks` (trails), `zones and lines`
-            (three zones, two lines and smoothing) or `rules` (five rules).
+        step: `tracker` (association and Kalman filter), `tracks` (trails), `zones and lines` (three zones, two lines,
+            smoothing) or `rules` (five rules).
         p50_ms, p99_ms: median and 99th percentile of the CPU time over all frames.
     """
 
@@ -63,13 +63,13 @@ class StepCost:
 
 @dataclass(slots=True, frozen=True)
 class TrackBench(Measurement):
-    """Results of the track benchmark, one row per tracking stage and number of objects."""
+    """CPU times of tracking, one row per tracking stage and number of objects."""
 
     frames: int
     costs: tuple[StepCost, ...]
 
     def as_text(self) -> str:
-        """Return the results of the track benchmark as a table."""
+        """Return the CPU times of tracking as a text table."""
         lines = [f"CPU time a frame of {self.frames} frames, in ms", f"{'objects':>7}  {'':<16} {'p50':>7} {'p99':>7}"]
         for cost in self.costs:
             number = str(cost.objects) if cost.step == _STEPS[0] else ""
@@ -78,7 +78,7 @@ class TrackBench(Measurement):
 
 
 def time_tracks(counts: Sequence[int], frames: int = 2000) -> TrackBench:
-    """Time the tracking stages on `frames` frames, for each number of objects in `counts`."""
+    """Measure the CPU time of tracking and rules on `frames` frames, for each number of objects in `counts`."""
     costs = []
     for count in counts:
         times = _time(count, frames)
@@ -90,7 +90,7 @@ def time_tracks(counts: Sequence[int], frames: int = 2000) -> TrackBench:
 
 
 def _time(count: int, frames: int) -> NDArray[np.float64]:
-    """Return the CPU time up to each tracking stage in `_STEPS` and for each frame: (4, frames), in milliseconds."""
+    """Return the CPU time of each frame after each stage in `_STEPS`: (4, frames), cumulative, in milliseconds."""
     tracker = Tracker(TrackerSettings(high=0.5, new=0.5, low=0.0))
     tracks = TrackStage()
     zones = AnalyzeStage(AnalyticsSettings.model_validate({"zones": _ZONES, "lines": _LINES}))

@@ -1,7 +1,6 @@
-"""`python -m benchmarks webrtc`: compares the latency from a WebRTC sender to the decoded frame with aiortc.
+"""`python -m benchmarks webrtc`: compares Saccade with aiortc: the latency from a WebRTC sender to the decoded frame.
 
-One sender in this process draws the time into the frames and encodes them once. Both receivers run at the same time
-over 127.0.0.1, so that both have the same load.
+A sender in this process shows a clock in the video. Both receivers get the same video at the same time over 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ _ENCODERS = {
 
 @dataclass(slots=True, frozen=True)
 class WebRtcBench(Measurement):
-    """Latencies from a WebRTC sender to the decoded frame in milliseconds, including the encoding time.
+    """Latencies from a WebRTC sender to the decoded frame in milliseconds, including the time for encoding.
 
     Attributes:
         codec, width, height, fps: format of the video.
-        frames, median_ms, p95_ms: number and latency of the frames that Saccade received.
-        aiortc_frames, aiortc_median_ms, aiortc_p95_ms: number and latency of the frames that aiortc received.
+        frames, median_ms, p95_ms: number of frames that Saccade received, and their latency.
+        aiortc_frames, aiortc_median_ms, aiortc_p95_ms: number of frames that aiortc received, and their latency.
     """
 
     codec: str
@@ -69,10 +68,10 @@ class WebRtcBench(Measurement):
 
 
 def time_webrtc(codec: str, *, seconds: float, width: int = 640, height: int = 480, fps: int = 30) -> WebRtcBench:
-    """Send video over WebRTC for `seconds`, and measure the latency of the received frames.
+    """Send video over WebRTC to Saccade and to aiortc for `seconds`, and measure the frame latencies.
 
     Raises:
-        SourceError: if the codec is unknown, or if too few frames arrived.
+        SourceError: if the codec is unknown, or if too few frames arrived for a measurement.
     """
     if codec not in DECODERS:
         raise SourceError(f"codec must be {' or '.join(DECODERS)}; got {codec}")
@@ -108,7 +107,7 @@ class _Coded(VideoStreamTrack):
 
 
 async def _send(url: str, codec: str, size: tuple[int, int], fps: int, seconds: float, ages: list[float]) -> None:
-    """Send video to Saccade's endpoint and to an aiortc receiver. Append the frame latencies of aiortc to `ages`."""
+    """Send video to Saccade and to an aiortc receiver. Append aiortc's frame latencies in milliseconds to `ages`."""
     senders = [RTCPeerConnection(RTCConfiguration(iceServers=[])) for _ in range(2)]
     receiver = RTCPeerConnection(RTCConfiguration(iceServers=[]))
     tracks = [_Coded(), _Coded()]
@@ -145,7 +144,7 @@ async def _offer(connection: RTCPeerConnection, track: VideoStreamTrack, codec: 
 
 
 async def _pump(tracks: Sequence[_Coded], codec: str, size: tuple[int, int], fps: int, seconds: float) -> None:
-    """Draw the time into an image, encode it, and send it on both tracks, `fps` times per second."""
+    """Encode images that show the current time, and send each to all tracks."""
     name, options = _ENCODERS[codec]
     encoder: Any = av.CodecContext.create(name, "w")
     encoder.width, encoder.height = size
@@ -167,7 +166,7 @@ async def _pump(tracks: Sequence[_Coded], codec: str, size: tuple[int, int], fps
 
 
 async def _watch_stock(track: Any, ages: list[float]) -> None:
-    """Receive frames with aiortc, and append their latencies to `ages`."""
+    """Receive frames with aiortc, and append the frame latencies in milliseconds to `ages`."""
     try:
         while True:
             frame = await track.recv()
@@ -178,5 +177,5 @@ async def _watch_stock(track: Any, ages: list[float]) -> None:
 
 
 def _figures(ages: Sequence[float]) -> tuple[int, float, float]:
-    """Return the number of frames, and the median and 95th percentile of their latencies."""
+    """Return the number of latencies, their median and their 95th percentile."""
     return len(ages), statistics.median(ages), float(np.percentile(ages, 95))

@@ -1,7 +1,4 @@
-"""Hooks of mkdocs that generate pages of the documentation: settings, commands, and copies of READMEs.
-
-mkdocs calls the hooks by their names.
-"""
+"""MkDocs hooks that generate pages of the documentation: settings, commands, and copies of READMEs."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Show file names above code blocks, and resolve image paths in the site's folder `assets` (mkdocs hook)."""
+    """Add titles with file names to code blocks, and correct image paths (MkDocs hook)."""
     up = "../" * page.file.src_uri.count("/")
     markdown = IMAGE.sub(rf"]({up}assets/\1)", markdown)
     return FILE_BLOCK.sub(r'```\1 title="\2"', markdown)

@@ -1,4 +1,4 @@
-"""Compares Saccade's scheduling with one queue for all frames. Simulated cameras overload the engine."""
+"""Compares Saccade's scheduling with a single FIFO queue, while simulated cameras overload the engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Seen:
 
 
 def compare(model: str, device: str, cameras: int, rounds: int, seconds: float) -> Comparison:
-    """Compare Saccade's scheduling with one queue for all frames, for `seconds` seconds each per round.
+    """Compare Saccade's scheduling with a single FIFO queue. Each measurement takes `seconds` seconds.
 
     Raises:
         EngineError: if the model cannot be loaded.

@@ -1,7 +1,6 @@
-"""Shared code of all comparisons: runs the compared programs in rounds, and saves the result as table, JSON and plot.
+"""Shared code of the comparisons with other software: runs the measurements and saves tables, JSON files and plots.
 
-Each round runs all programs one after the other, because other processes on the machine can slow down a measurement.
-The table shows the median of each value over all rounds, and the median of its ratio to Saccade's value.
+The compared programs run alternately in several rounds. The table shows the median over all rounds.
 """
 
 from __future__ import annotations
@@ -72,11 +71,11 @@ class Comparison:
             raise ConfigError(f"{path}: cannot be read as the JSON file of a saved comparison: {error}") from None
 
     def median(self, side: str, figure: str) -> float:
-        """Return the median of a quantity over all rounds, or NaN if the program has no such quantity."""
+        """Return a program's median value of a quantity over all rounds, or NaN if the quantity was not measured."""
         return statistics.median(self.values[side].get(figure) or [math.nan])
 
     def ratio(self, side: str, figure: str) -> float:
-        """Return the median, over all rounds, of the ratio of a program's value to Saccade's value."""
+        """Return a program's value relative to Saccade's: the median of the ratios of all rounds."""
         ours, theirs = (self.values[one].get(figure, []) for one in (next(iter(self.values)), side))
         ratios = [other / own for own, other in zip(ours, theirs, strict=False) if own]
         return statistics.median(ratios or [math.nan])
@@ -86,7 +85,7 @@ class Comparison:
         return json.dumps(asdict(self), indent=1)
 
     def as_text(self) -> str:
-        """Return a table with one row per quantity. The ratio to Saccade's value follows in brackets."""
+        """Return a text table of all values. Values of other programs are followed by their ratio to Saccade's."""
         ours, *others = self.values
         rows = [["", ours, *others]]
         for figure, unit in self.units.items():
@@ -141,12 +140,12 @@ class Comparison:
 def in_rounds(
     comparison: Comparison, sides: Mapping[str, Callable[[], Measured]], rounds: int, *, warm_up: bool = True
 ) -> Comparison:
-    """Run each program once per round, and return the comparison with all values.
+    """Measure all compared programs in several rounds, and return the comparison with the measured values.
 
     Args:
-        comparison: an empty comparison from `begin`.
-        sides: functions that run a program once, by name; Saccade is the first.
-        rounds: number of rounds.
+        comparison: comparison without values, as `begin` returns it.
+        sides: function that measures a program once, by name of the program; Saccade is the first.
+        rounds: number of rounds. Each program is measured once per round.
         warm_up: whether to run each program once before the first round, without measuring.
     """
     if warm_up:
@@ -162,7 +161,7 @@ def in_rounds(
 
 
 def begin(name: str, title: str, note: str, units: dict[str, str], packages: Sequence[str]) -> Comparison:
-    """Return a comparison without values, for today and this machine.
+    """Return a new comparison without measured values. It states the current date, machine and package versions.
 
     Args:
         name: name of the benchmark command, and of the saved files.
@@ -206,8 +205,11 @@ def require(*modules: str, install: str) -> None:
 def require_gpu(what: str) -> None:
     """Check that this machine has a CUDA device.
 
+    Args:
+        what: what needs the GPU, for the error message.
+
     Raises:
-        ConfigError: if there is no CUDA device. The message starts with `what`.
+        ConfigError: if there is no CUDA device.
     """
     if not torch.cuda.is_available():
         raise ConfigError(f"{what} needs a CUDA GPU; run it on a machine with a GPU")

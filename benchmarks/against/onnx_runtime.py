@@ -1,7 +1,4 @@
-"""Compares the inference time of the detector of the model nano in onnxruntime and in Saccade.
-
-The benchmark exports the detector to ONNX, so that both programs have the same weights.
-"""
+"""Compares the inference time of Saccade and onnxruntime for the "nano" model's detector, with the same weights."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ _NOTE = (
 
 
 def compare(rounds: int, frames: int, threads: int) -> Comparison:
-    """Time the detector network of the model nano in onnxruntime and in Saccade.
+    """Measure the inference time of the "nano" model's detector in onnxruntime and in Saccade.
 
     Args:
         rounds: number of rounds.
@@ -39,7 +36,7 @@ def compare(rounds: int, frames: int, threads: int) -> Comparison:
         threads: number of threads of each runtime.
 
     Raises:
-        ConfigError: if onnxruntime or the exporter is missing.
+        ConfigError: if onnxruntime or a package for the ONNX export is missing.
     """
     require("onnxruntime", "onnx", "onnxscript", install="onnxruntime onnx onnxscript")
     import onnxruntime
@@ -79,7 +76,7 @@ def compare(rounds: int, frames: int, threads: int) -> Comparison:
 
 
 class _Network(torch.nn.Module):
-    """The detector network of the model nano, without the text decoder. Its outputs are feature maps."""
+    """The "nano" model's detector as a PyTorch module for the ONNX export."""
 
     def __init__(self, stem: torch.nn.Module) -> None:
         super().__init__()
@@ -91,7 +88,7 @@ class _Network(torch.nn.Module):
 
 
 def _export(crop: torch.Tensor, folder: Path) -> Path:
-    """Export the detector network as ONNX. A separate model is loaded, because the engine fuses layers of its model."""
+    """Export the detector of the "nano" model to an ONNX file, and return its path."""
     from saccade.engine.model_loader import open_model
 
     path = folder / "nano.onnx"
@@ -113,7 +110,7 @@ def _require_equal(session: Any, tower: DetectorTower, crop: torch.Tensor) -> No
 
 
 def _cpu_ms(run: Callable[[], object], frames: int) -> float:
-    """Return the median CPU time of `run` in milliseconds, summed over all threads."""
+    """Call `run` once per frame. Return the median CPU time of a call in milliseconds, summed over all threads."""
     took = []
     for _ in range(frames):
         begun = time.process_time()

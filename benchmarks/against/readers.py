@@ -43,7 +43,7 @@ def compare(rounds: int, seconds: float) -> Comparison:
 
 
 def write_clip(path: str, frames: int, size: tuple[int, int] = (1920, 1080)) -> int:
-    """Write an H.264 clip at 25 frames/s: scrolling, scaled images of the demo clip. Return the number of frames."""
+    """Write a synthetic H.264 test clip at 25 frames/s. Return its number of frames."""
     images = images_of(str(DEMO_CLIP), *size, count=4)
     with av.open(path, "w") as container:
         stream: Any = container.add_stream("libx264", rate=25, options={"preset": "veryfast", "g": "50"})

@@ -1,7 +1,6 @@
-"""Compares the inference time of the engine and of a reference loop, on the same Moondream 2 model.
+"""Compares the inference time of the engine with a plain PyTorch implementation of Moondream 2.
 
-The reference loop (`engine/golden/reference.py`) is plain PyTorch: one image at a time, a contiguous KV cache, no CUDA
-graphs.
+The PyTorch implementation is `engine/golden/reference.py`: one image at a time, a contiguous KV cache, no CUDA graphs.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _NOTE = (
 
 
 def compare(model: str, device: str, dtype: str | None, objects: int, rounds: int, frames: int) -> Comparison:
-    """Time the engine and the reference loop on one image after another, from the pixels to the answer.
+    """Measure the time per image of the engine and of a plain PyTorch implementation, from the pixels to the answer.
 
     Args:
         model: folder of a Moondream 2 model, or `moondream-2-random`, which needs a GPU.
@@ -72,7 +71,7 @@ def compare(model: str, device: str, dtype: str | None, objects: int, rounds: in
 
 
 def _load(model: str, device: str, dtype: str | None) -> LoadedModel:
-    """Return a second copy of the model for the reference loop, because an engine fuses the layers of its own copy."""
+    """Load the model without an engine, for the plain PyTorch implementation."""
     if model in registry.RANDOM:
         import torch
 

@@ -1,7 +1,7 @@
-"""Compares tracking, and the scoring of tracks, in Saccade and in the package `trackers` (Apache-2.0).
+"""Compares Saccade with the Python package `trackers` (Apache-2.0): tracking, and scoring of given tracks.
 
-The input boxes come from the sequences TUD-Campus and TUD-Stadtmitte in the package `motmetrics` (MIT). Video frames
-are not needed.
+The input boxes are the sequences TUD-Campus and TUD-Stadtmitte from the package `motmetrics` (MIT). Video frames are
+not needed.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def compare_scoring(rounds: int) -> Comparison:
 
 
 def _folders(root: Path) -> Path:
-    """Write the sequences as MOT Challenge folders, and in the flat layout that `trackers.eval` reads."""
+    """Write the sequences in two file layouts: as MOT Challenge folders, and in one folder for `trackers.eval`."""
     spec = importlib.util.find_spec("motmetrics")
     assert spec is not None
     assert spec.origin is not None

@@ -1,11 +1,9 @@
-"""Compares vLLM and Saccade on one GPU, with random weights of the dimensions of Moondream 3.
+"""Compares vLLM and Saccade on one GPU, on a model with random weights and the dimensions of Moondream 3.
 
-Each program loads the model once per configuration, in a separate process: `python -m benchmarks.against.vllm`. The
-process prints one JSON line per result. If the process exceeds its time limit, only later results are lost.
+Each measurement runs in a separate process, `python -m benchmarks.against.vllm`, which prints one JSON line per result.
 
-vLLM's dummy weights are between -0.001 and 0.001. With them, all tokens would be routed to the same few experts, and a
-decode step would be too fast. vLLM therefore loads the plugin `register`, which draws weights as `moondream-3-random`
-does.
+vLLM's dummy weights are close to zero. With them, all tokens would be routed to the same few experts, and a decode step
+would be too fast. The vLLM plugin `register` therefore draws weights like those of the model `moondream-3-random`.
 """
 
 from __future__ import annotations
@@ -67,8 +65,8 @@ class Config:
     """Configuration with which Saccade and vLLM load the model.
 
     Attributes:
-        dtype: dtype of Saccade's engine, and prefix of the names of results.
-        side: column name of vLLM in the comparison.
+        dtype: dtype of Saccade's engine. The names of the results begin with it.
+        side: title of vLLM's column in the table.
         options: additional arguments of `vllm.LLM`.
     """
 
@@ -86,13 +84,12 @@ CONFIGS = {
 
 @dataclass(slots=True, frozen=True)
 class Program:
-    """A program (Saccade or vLLM) with a loaded model. Its functions return durations in seconds.
+    """Functions that measure Saccade or vLLM on a loaded model. Each returns a duration in seconds.
 
     Attributes:
-        answer: function (images, objects) that processes images in batches of at most 32, with this number of objects
-            per answer.
-        decode: function (prompts, objects) that answers all prompts in one batch.
-        answer_preprocessed: like `answer`, without image preprocessing; None if the program cannot separate it.
+        answer: detects objects in images. Arguments: number of images, number of objects per answer.
+        decode: answers prompts in one batch. Arguments: number of prompts, number of objects per answer.
+        answer_preprocessed: like `answer`, without image preprocessing, or None if it is not measurable.
     """
 
     answer: Callable[[int, int], float]
@@ -101,15 +98,14 @@ class Program:
 
 
 def compare(rounds: int, configs: Sequence[str], requests: int, images: int, limit_s: float) -> Comparison:
-    """Run Saccade and vLLM alternately. Each program loads its model once per round and configuration.
+    """Compare Saccade with vLLM. Each measurement loads the model in a new process.
 
     Args:
         rounds: number of rounds.
         configs: names in `CONFIGS`.
         requests: number of images for a latency measurement.
         images: number of images for a throughput measurement.
-        limit_s: time limit of a process, in seconds. If a process exceeds the limit, it is stopped, and only its later
-            results are missing.
+        limit_s: time limit of a process, in seconds. The results before the limit are kept.
 
     Raises:
         ConfigError: if there is no GPU, if vLLM is missing, if a configuration is unknown, or if a process fails
@@ -142,7 +138,7 @@ def compare(rounds: int, configs: Sequence[str], requests: int, images: int, lim
 
 
 def run(program: str, config: str, requests: int, images: int, limit_s: float) -> Measured:
-    """Measure a program in a separate process, and print each result to stderr immediately.
+    """Measure Saccade's or vLLM's latency and throughput in a new process. Print each result to stderr immediately.
 
     Args:
         program: `saccade` or `vllm`.
@@ -202,10 +198,12 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def figures(program: Program, requests: int, images: int) -> Iterator[tuple[str, float]]:
-    """Measure a program and yield the name and value of each result. A later value replaces earlier values of a name.
+    """Measure latency and throughput, and yield the name and value of each result.
+
+    If a name is yielded again, the new value replaces the previous value.
 
     Args:
-        program: loaded model.
+        program: functions that measure Saccade or vLLM.
         requests: number of images for a latency measurement.
         images: number of images for a throughput measurement.
     """
@@ -229,7 +227,7 @@ def figures(program: Program, requests: int, images: int) -> Iterator[tuple[str,
 
 
 def _repeat(work: Callable[[], float], count: int) -> list[float]:
-    """Call `work` `count` times and return the results. Stop early, but after at least one call, at a time limit."""
+    """Call `work` up to `count` times within a time limit, at least once. Return the results."""
     stop = time.monotonic() + _FIGURE_S
     values = [work()]
     while len(values) < count and time.monotonic() < stop:
@@ -304,7 +302,7 @@ def write_model(folder: Path) -> None:
 
 
 def write_plugin(folder: Path) -> None:
-    """Write package metadata to `folder`. With this folder in PYTHONPATH, vLLM loads `register` as a plugin."""
+    """Write the package metadata of a vLLM plugin to `folder`. The plugin makes vLLM call `register` when it starts."""
     info = folder / "saccade_bench_weights-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: saccade-bench-weights\nVersion: 1\n", encoding="utf-8")
@@ -313,7 +311,7 @@ def write_plugin(folder: Path) -> None:
 
 
 def register() -> None:
-    """Replace vLLM's dummy weights by random weights with the scale of trained weights."""
+    """Make vLLM draw random weights as large as trained weights, in place of its dummy weights (vLLM plugin)."""
     import torch
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
     from vllm.model_executor.model_loader import dummy_loader
@@ -333,7 +331,7 @@ def register() -> None:
 
     @torch.no_grad()
     def draw_quantized(weight: torch.Tensor, *_: Any, **__: Any) -> None:
-        """Draw random weights for a linear layer. vLLM quantizes these weights while it loads the model."""
+        """Fill the weights of a linear layer with random values. vLLM quantizes them later."""
         if weight.device.type != "meta" and weight.dtype in floats:
             weight.normal_(0, weight.shape[-1] ** -0.5 if weight.ndim >= 2 else 0.0)  # a bias is zero
 
@@ -355,7 +353,7 @@ def register() -> None:
 
 @contextmanager
 def load_saccade(config: Config) -> Iterator[Program]:
-    """Load the model with random weights into Saccade."""
+    """Load the benchmark's model with random weights into Saccade. Yield the functions that measure it."""
     from saccade.engine.golden.random_model import random_engine
 
     with random_engine("cuda", config.dtype, name=_MODEL) as engine:
@@ -363,7 +361,7 @@ def load_saccade(config: Config) -> Iterator[Program]:
 
 
 def saccade_program(engine: Engine) -> Program:
-    """Return the functions to measure. Every answer of the engine must have the maximum number of objects."""
+    """Return the functions that measure Saccade."""
     import numpy as np
 
     from saccade.engine import Detect
@@ -392,7 +390,7 @@ def saccade_program(engine: Engine) -> Program:
 
 @contextmanager
 def load_vllm(config: Config, folder: str) -> Iterator[Program]:
-    """Load a model folder (see `write_model`) into vLLM."""
+    """Load the model in `folder` with random weights into vLLM. Yield the functions that measure it."""
     import numpy as np
     from PIL import Image
     from vllm import LLM, SamplingParams

@@ -1,4 +1,4 @@
-"""Runs the tracker on the boxes of a MOT Challenge sequence, and scores the tracks."""
+"""Runs Saccade's tracker on the given boxes of a MOT Challenge sequence, and scores the tracks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from saccade.pipeline.analytics.tracker import Tracker, TrackerSettings
 
 
 def track(rows: Rows, fps: float, settings: TrackerSettings, every: int = 1) -> Rows:
-    """Run the tracker on the boxes of a sequence. Return the boxes that belong to tracks, with track IDs.
+    """Run the tracker on detected boxes. Return the boxes that belong to a track, with their track IDs.
 
     Args:
-        rows: boxes without track IDs.
+        rows: detected boxes of a sequence, without track IDs.
         fps: frame rate of the sequence, in frames per second.
         settings: thresholds of the tracker.
         every: use only every Nth frame, starting with the first.
@@ -29,6 +29,6 @@ def track(rows: Rows, fps: float, settings: TrackerSettings, every: int = 1) -> 
 
 
 def score(sequence: Sequence, tracks: Rows, every: int = 1) -> Counts:
-    """Compare tracks with the ground truth on every Nth frame (`every`), and return the counts for tracking scores."""
+    """Compare tracks with the ground truth, and return the counts for tracking scores. Only every Nth frame is used."""
     chosen = [rows[(rows[:, 0] - 1) % every == 0] for rows in (sequence.truth, tracks, sequence.distractors)]
     return count(*chosen)

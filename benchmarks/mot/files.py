@@ -43,7 +43,7 @@ class Sequence:
     distractors: Rows
 
     def detections(self) -> Rows:
-        """Read the boxes in `det/det.txt`, without IDs. If any score is not from 0 to 1, all scores are set to 1.
+        """Read the detected boxes in `det/det.txt`. Invalid scores (not from 0 to 1) make all scores 1.
 
         Raises:
             MotError: if the file cannot be read.

@@ -1,6 +1,6 @@
-"""Scores of tracks against the ground truth: MOTA and identity switches (CLEAR MOT), IDF1 and HOTA.
+"""Scores for multi-object tracking: MOTA and identity switches (CLEAR MOT), IDF1 and HOTA.
 
-The scores follow their published definitions. The counts of several sequences can be added and scored together.
+The counts of several sequences can be added and scored together.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Counts:
     """Counts from which the tracking scores are computed.
 
     Attributes:
-        truth, found: number of ground-truth boxes, and of track boxes.
+        truth: number of ground-truth boxes.
+        found: number of boxes in the tracks.
         matched: number of track boxes that match a ground-truth box.
         switches: number of times that the track ID of a ground-truth object changed.
-        same_identity: true positives of IDF1: number of matched boxes if each track ID is assigned to one object for
-            the whole sequence. The assignment maximizes this number.
+        same_identity: true positives of IDF1: maximum number of matched boxes if each track is assigned to one object.
         at: (19,) number of matched boxes at each IoU threshold of HOTA.
         together: (19,) sum of the association scores of matched boxes at each IoU threshold of HOTA.
     """
@@ -90,7 +90,7 @@ def count(truth: Rows, found: Rows, distractors: Rows | None = None) -> Counts:
     Args:
         truth: ground-truth boxes with IDs, as `mot.files` reads them.
         found: track boxes with IDs, in the same format.
-        distractors: boxes of distractors. Track boxes that match a distractor and no object are ignored.
+        distractors: boxes of distractors. A track box that matches only a distractor is ignored.
     """
     if distractors is not None and len(distractors):
         found = _without(found, truth, distractors)
@@ -103,7 +103,7 @@ def count(truth: Rows, found: Rows, distractors: Rows | None = None) -> Counts:
 
 
 def best_pairs(gain: Floats) -> tuple[Ints, Ints]:
-    """Solve the linear assignment problem: return row and column indices of the pairs with the highest total `gain`."""
+    """Solve the linear assignment problem. Return the row and column indices that maximize the sum of `gain`."""
     if not gain.size:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     _, column_of, _ = lap.lapjv(gain.max() - gain, extend_cost=True)
@@ -177,7 +177,7 @@ def _count_hota(frames: list[_Frame], counts: Counts) -> None:
 
 
 def _together(frames: list[_Frame], weight: Callable[[_Frame], Floats]) -> Floats:
-    """Return the sum of `weight` over all frames for each pair of object and track: (objects, tracks)."""
+    """Add up the (objects, tracks) matrix that `weight` returns for each frame."""
     true = 1 + max((int(frame.truth.max(initial=-1)) for frame in frames), default=-1)
     found = 1 + max((int(frame.found.max(initial=-1)) for frame in frames), default=-1)
     total: NDArray[np.float64] = np.zeros((true, found))

@@ -29,7 +29,7 @@ class Scores:
     counts: dict[str, Counts]
 
     def with_all(self) -> dict[str, Counts]:
-        """Return the counts of each sequence. If there are several sequences, add a total."""
+        """Return the counts of each sequence. For several sequences, add an entry with the total counts."""
         if len(self.counts) == 1:
             return self.counts
         return {**self.counts, _ALL: sum(self.counts.values(), Counts())}
@@ -53,20 +53,19 @@ class Scores:
 def evaluate(
     folder: Path, settings: RunConfig, *, detections: str, every: int, out: Path | None, start: float | None
 ) -> Scores:
-    """Track and score all MOT Challenge sequences in a folder.
+    """Run the tracker on all MOT Challenge sequences in a folder, and score the tracks.
 
     Args:
         folder: a sequence, or a folder of sequences.
         settings: model and labels, used only if `detections` is `model`.
         detections: `det` for the boxes in det/det.txt, or `model` for the boxes that the model detects.
         every: use only every Nth frame.
-        out: folder for the tracks (NAME.txt), or None.
-        start: minimum score of a box that starts a track. None uses the thresholds of BoT-SORT: 0.7 to start a track,
-            and 0.6 for the first association.
+        out: folder for the tracks (NAME.txt), or None to write no tracks.
+        start: minimum score of a box to start a track, or None for the defaults of BoT-SORT.
 
     Raises:
         ConfigError: if a sequence or `detections` is invalid.
-        EngineError: if the model cannot be used.
+        EngineError: if the model cannot be loaded.
         SourceError: if the frames cannot be read.
     """
     if detections not in ("det", "model"):
@@ -87,7 +86,7 @@ def evaluate(
 
 
 def _detect(sequences: list[Sequence], settings: RunConfig) -> list[Rows]:
-    """Return the boxes that the model detects in each sequence."""
+    """Return the boxes that the model detects in each MOT Challenge sequence."""
     media = [sequence.media() for sequence in sequences]
     found = []
     with load_engine(settings) as engine:

@@ -58,10 +58,10 @@ def coded(clip: str, fps: float, size: tuple[int, int]) -> list[Unit]:
 
 @dataclass
 class Camera:
-    """State of a simulated camera with its current faults. All clients of the camera share it.
+    """A simulated camera with its current faults. All clients of the camera share its state.
 
     Attributes:
-        loops: encoded clip in each frame size.
+        loops: the encoded clip, once for each frame size.
         size: index of the current frame size in `loops`.
         frozen, refusing, losing: whether the camera is frozen, refuses connections, or loses packets.
         clients: open connections.
@@ -101,12 +101,12 @@ class Camera:
 
 
 class Server:
-    """An RTSP server for cameras `/0`, `/1` and so on.
+    """An RTSP server of simulated cameras. The URL path is the camera's number, such as `/0`.
 
     Args:
         cameras: simulated cameras to serve.
         fps: frames per second.
-        chance: random number generator that selects the packets to lose.
+        chance: random generator that decides which packets are lost.
     """
 
     def __init__(self, cameras: list[Camera], fps: float, chance: random.Random) -> None:
@@ -178,7 +178,7 @@ class Server:
 
 
 async def _request(reader: asyncio.StreamReader) -> str:
-    """Return the header of the next RTSP request, or "" at the end of the connection. RTCP packets are skipped."""
+    """Read the next RTSP request, up to its blank line; return "" at the end of the connection. Skip RTCP packets."""
     while True:
         first = await reader.read(1)
         if first == b"$":

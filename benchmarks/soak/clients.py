@@ -24,13 +24,13 @@ _ONLINE_S = 180.0  # how long it is there, on average
 
 
 class Visits:
-    """Simulates clients of the API. In each visit, a client connects, uses the API and disconnects.
+    """Simulates API clients for a soak test. On each visit, a client connects, uses the API and disconnects.
 
     Args:
         http, feed: URLs of the API and of the WebSocket feed.
         source: video source of the stream that clients add and remove.
         streams: names of the streams.
-        seed: seed of the random order.
+        seed: seed for the random order of the visits.
     """
 
     def __init__(self, http: str, feed: str, source: str, streams: list[str], seed: int) -> None:
@@ -39,7 +39,7 @@ class Visits:
         self._chance = random.Random(seed)
 
     async def run(self) -> None:
-        """Run clients in random order until the task is cancelled."""
+        """Simulate one API client after another, in random order, until the task is cancelled."""
         kinds: list[Callable[[httpx.AsyncClient], Awaitable[None]]] = [
             self.get,
             self.events,
@@ -64,13 +64,13 @@ class Visits:
                 self.counts[f"{visit.__name__} failed"] += 1
 
     async def get(self, session: httpx.AsyncClient) -> None:
-        """Request the metrics, the health status and an image through the API."""
+        """Simulate a client that requests the metrics, the health status and an image."""
         name = self._chance.choice(self._streams)
         for path in ("/healthz", "/metrics", "/streams", f"/streams/{name}/counts", f"/streams/{name}/frame.jpg"):
             await _read(session, self._http + path)
 
     async def events(self, session: httpx.AsyncClient) -> None:
-        """List events and download the media of one event. Delete this event with a probability of 1/4."""
+        """Simulate a client that lists events, downloads the media of one event, and sometimes deletes the event."""
         found = (await session.get(self._http + "/events?limit=20")).json().get("events", [])
         if found:
             address = f"{self._http}/events/{self._chance.choice(found)['id']}"
@@ -88,7 +88,7 @@ class Visits:
                         pass
 
     async def stall(self, session: httpx.AsyncClient) -> None:
-        """Connect to the WebSocket feed, read nothing, then disconnect."""
+        """Simulate a stalled client: connect to the WebSocket feed, read nothing, then disconnect."""
         reader, writer = await asyncio.open_connection(*_address(self._feed))
         writer.write(
             b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -99,7 +99,7 @@ class Visits:
         writer.transport.abort()
 
     async def search(self, session: httpx.AsyncClient) -> None:
-        """Search snapshots with the model, with results as server-sent events. Cancel half of the searches."""
+        """Simulate a client that searches snapshots with the model. Half of the clients cancel the search."""
         headers = {"Accept": "text/event-stream"}
         async with session.stream("GET", self._http + "/events/search?q=person&limit=5", headers=headers) as response:
             given_up = self._chance.random() < 0.5
@@ -176,7 +176,7 @@ def visiting(visits: Visits) -> Iterator[None]:
 
 class _Receiver(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
-        """Accept a record (webhook). One in twenty requests fails with an HTTP error."""
+        """Answer a webhook request. One in twenty requests fails with an HTTP error."""
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.send_response(500 if random.random() < 0.05 else 200)
         self.send_header("Content-Length", "0")

@@ -1,8 +1,7 @@
-"""`saccade run` with a thread that reports memory statistics: `python -m benchmarks.soak.product ARGUMENTS…`.
+"""`saccade run` that also reports memory statistics: `python -m benchmarks.soak.product ARGUMENTS…`.
 
-The arguments are those of `saccade run`. For each line on standard input, the thread writes one JSON line to the file
-descriptor in the environment variable SACCADE_SOAK_OUT. With SACCADE_SOAK_TRACE=1, it also traces Python allocations,
-which is slow.
+The arguments are those of `saccade run`. For each line on standard input, the process writes one JSON line to the file
+descriptor SACCADE_SOAK_OUT. With SACCADE_SOAK_TRACE=1, it also traces Python allocations, which is slow.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class _Malloc(ctypes.Structure):
 
 
 def allocated() -> dict[str, float]:
-    """Return statistics of glibc's malloc: MB in use and free in arenas, MB mapped, and the number of arenas."""
+    """Return statistics of glibc's memory allocator: number of arenas, and MB of used, free and mapped memory."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2"):
         return {}
@@ -57,7 +56,7 @@ def _arenas(libc: ctypes.CDLL) -> int:
 
 
 def objects() -> dict[str, int]:
-    """Return the number of Python objects of the most frequent types, by type."""
+    """Return the most frequent types of Python objects, each with its number of objects."""
     counts: Counter[str] = Counter()
     for one in gc.get_objects():
         kind = type(one)
@@ -66,7 +65,7 @@ def objects() -> dict[str, int]:
 
 
 def observe(out: int) -> None:
-    """Write one JSON line with statistics to the file descriptor `out` for each line on standard input."""
+    """For each line on standard input, write memory statistics as a JSON line to the file descriptor `out`."""
     before: tracemalloc.Snapshot | None = None
     for line in sys.stdin:
         gc.collect()
@@ -82,7 +81,7 @@ def observe(out: int) -> None:
 
 
 def main() -> None:
-    """Run `saccade run` with the thread that reports memory statistics."""
+    """Run `saccade run`, and report memory statistics from a thread."""
     out = int(os.environ.pop("SACCADE_SOAK_OUT"))
     if os.environ.pop("SACCADE_SOAK_TRACE", ""):
         tracemalloc.start(8)

@@ -1,7 +1,6 @@
-"""`python -m benchmarks soak`: runs Saccade for a long time with injected faults, and measures its resources.
+"""`python -m benchmarks soak`: runs Saccade for a long time with injected faults, and measures its resource use.
 
-The measured process is `saccade run` with a thread that reports memory statistics (`product`). Simulated cameras,
-clients and servers run in other processes, which are not measured.
+The measured process is `saccade run`. Simulated cameras, clients and servers run in other processes.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Soak:
         streams, fps: number of cameras, and frames per second of each camera.
         minutes: duration in minutes.
         segment_s: length of a recording segment in seconds.
-        faults: whether faults are injected into cameras, servers and clients. If True, all sinks are used.
+        faults: whether to inject faults into cameras, servers and clients.
         seed: seed of the random faults.
         folder: output folder, or None for a temporary folder.
         trace: whether to trace Python allocations.
@@ -78,16 +77,16 @@ class Minute:
         anonymous_mb: anonymous resident memory (without file mappings) at the end of the minute.
         threads, descriptors: number of threads and of file descriptors.
         disk_mb: size of all files written.
-        recorded: fraction of the time, mean over all cameras, for which a recording exists. The time range is from 90 s
-            to 30 s before the end of the minute.
+        recorded: fraction of the video that was recorded, mean over all cameras. The time range is from 90 s to 30 s
+            before the end of the minute.
         gaps: number of gaps in the recordings of this time range, by reason. "" is an unknown reason.
         queues: number of frames and results in all queues.
         frames: number of results so far.
-        malloc, objects, blocks: statistics of glibc's malloc, of Python's garbage collector by type, and of Python's
-            allocator.
-        metrics: values of the process's metrics endpoint, by name and summed over labels.
-        traced: every fifth minute with `Soak.trace`, the Python allocations that grew most since the warm-up; else
-            empty.
+        malloc: statistics of glibc's memory allocator.
+        objects: number of Python objects by type.
+        blocks: number of blocks that Python's allocator has allocated.
+        metrics: values of the process's metrics, by name and summed over labels.
+        traced: Python allocations that grew most since the warm-up. Empty except every fifth minute with `Soak.trace`.
     """
 
     minute: float
@@ -116,20 +115,21 @@ class SoakResult:
     visits: dict[str, int]
 
     def after_warm_up(self) -> list[Minute]:
-        """Return the resource use of the minutes after the warm-up."""
+        """Return the resource use of each minute that follows the warm-up."""
         return [one for one in self.minutes if one.minute > self.soak.warm_up]
 
     def slope(self, name: str) -> Slope | None:
-        """Return the slope of an attribute of `Minute`, or of an entry of `Minute.malloc`, after the warm-up.
+        """Return how fast a measured value grows after the warm-up, or None for fewer than 3 measurements.
 
-        Returns None if there are fewer than 3 measurements.
+        Args:
+            name: attribute of `Minute`, or key of `Minute.malloc`.
         """
         steady = self.after_warm_up()
         values = [getattr(one, name) if hasattr(one, name) else one.malloc.get(name, 0.0) for one in steady]
         return slope_of([one.minute for one in steady], values)
 
     def grown(self) -> list[tuple[str, int, int]]:
-        """Return Python types and their object counts: (name, count after the warm-up, final count)."""
+        """Return the types of Python objects that grew most: (type name, count after the warm-up, final count)."""
         steady = self.after_warm_up()
         if len(steady) < 2:
             return []
@@ -138,7 +138,7 @@ class SoakResult:
         return sorted(found, key=lambda one: one[1] - one[2])[:_GROWN]
 
     def as_json(self) -> str:
-        """Return all fields of the soak result as JSON, with object counts only for the first and last minute."""
+        """Return the result as JSON. Only the first and the last minute contain the object counts."""
         kept = [asdict(one) for one in self.minutes]
         for one in kept[1:-1]:
             one["objects"] = {}
@@ -162,7 +162,7 @@ class SoakResult:
 
 
 def run_soak(soak: Soak) -> SoakResult:
-    """Run a soak test for `soak.minutes` minutes, and print a line per minute.
+    """Run a soak test, and print the resource use of each minute.
 
     Raises:
         RunFailed: if the `saccade run` process does not start or ends too early.
@@ -307,14 +307,14 @@ def _product(soak: Soak, folder: Path, settings: Path) -> Iterator[_Product]:
 
 
 class _Watch:
-    """Measures the resource use of the Saccade process, from /proc, its metrics endpoint and `product`."""
+    """Measures the resource use of the tested Saccade process."""
 
     def __init__(self, product: _Product, http: str, folder: Path, names: list[str]) -> None:
         self._product, self._http, self._folder, self._names = product, http, folder, names
         self._files = Path("/proc") / str(product.process.pid)
 
     def wait_for_frames(self) -> None:
-        """Wait for the first result of the measured process.
+        """Wait until the tested Saccade process has delivered its first result.
 
         Raises:
             RunFailed: if no result arrives in time.
@@ -328,7 +328,7 @@ class _Watch:
         raise RunFailed(f"the first result did not arrive within {_LONG_S:.0f} s; see {self._folder}/log.txt")
 
     def minutes(self, count: float, warm_up: int) -> Iterator[Minute]:
-        """Yield the resource use in each minute. Traced allocations count from the end of the warm-up."""
+        """Yield the resource use of each minute. Growth of Python allocations is relative to the end of the warm-up."""
         begun, readings = time.monotonic(), []
         self._product.observe("reset")
         number = 0

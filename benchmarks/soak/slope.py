@@ -26,8 +26,6 @@ class Slope:
 def slope_of(minutes: Sequence[float], values: Sequence[float]) -> Slope | None:
     """Return the least-squares slope of the values with its 95 % confidence interval, or None for fewer than 3 values.
 
-    The confidence interval uses the effective sample size (at least 3), because successive values are autocorrelated.
-
     Args:
         minutes: time of each value in minutes.
         values: the measured values.
@@ -41,7 +39,7 @@ def slope_of(minutes: Sequence[float], values: Sequence[float]) -> Slope | None:
     residuals = y - y.mean() - slope * centred
     power = float(residuals @ residuals)
     lag = float(residuals[1:] @ residuals[:-1]) / power if power > 0 else 0.0
-    lag = min(max(lag, 0.0), 0.99)
+    lag = min(max(lag, 0.0), 0.99)  # successive values are autocorrelated: fewer independent samples
     effective = max(3.0, len(x) * (1 - lag) / (1 + lag))
     error = math.sqrt(power / (effective - 2) / spread)
     degrees = int(effective) - 2
