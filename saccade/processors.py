@@ -20,10 +20,10 @@ def usable_processors() -> int:
 
 
 def cgroup_quota(root: Path = _CGROUPS, own_group: Path = _OWN_GROUP) -> float | None:
-    """Return the container's CPU quota as a number of CPUs, such as 1.5; None without a quota.
+    """Return the container's CPU quota as a number of CPUs, such as 1.5, or None if there is no quota.
 
     Args:
-        root: mount point of cgroups: version 2, or version 1 with a folder per controller.
+        root: mount point of the cgroup file system, version 1 or 2.
         own_group: file that lists the process's cgroups, see cgroups(7).
     """
     try:

@@ -35,7 +35,7 @@ class ReaderGoneError(SinkClosedError):
 
 @dataclass(slots=True, frozen=True)
 class SinkStats:
-    """Counters of a sink that sends messages. A counter is None if it does not apply.
+    """Counters of a sink that sends messages. A counter is None if the sink does not have it.
 
     Attributes:
         connected: whether the sink's server can be reached.
@@ -43,7 +43,7 @@ class SinkStats:
         backlog: number of messages waiting to be sent.
         backlog_age_s: age of the oldest unsent message in seconds; 0 without unsent messages.
         sent: number of messages sent so far.
-        dropped: number of messages never sent, because the receiver was offline, was too slow or rejected them.
+        dropped: number of messages dropped so far: the receiver was offline, too slow or rejected them.
     """
 
     connected: bool | None = None
@@ -60,9 +60,8 @@ class SourceHints:
 
     Attributes:
         rate: frames per second; None if unknown.
-        audio_from: media file from which a video sink copies the audio; sinks never overwrite it. None for no file.
-        listen: function that registers a callback for the audio packets of a live source, see `LiveSource.listen`. None
-            for other sources.
+        audio_from: media file whose audio video sinks copy; None for no audio. Sinks never overwrite this file.
+        listen: registers a callback for the audio packets of a live source; None for other sources.
     """
 
     rate: Fraction | None = None
@@ -71,11 +70,10 @@ class SourceHints:
 
 
 class Sink(Protocol):
-    """Interface of an output for results. A sink receives the frames of a stream in presentation order.
+    """Interface of an output for analysis results. A sink receives the frames of each stream in presentation order.
 
     Attributes:
-        shared: whether several streams may write to the sink, from several threads. A shared sink is closed once,
-            after all streams have ended. Other sinks serve one stream and one thread.
+        shared: whether one sink serves all streams, from several threads. If False, each stream needs its own sink.
     """
 
     shared: ClassVar[bool]
@@ -86,8 +84,7 @@ class Sink(Protocol):
         Raises:
             SinkClosedError: if the user has ended the run.
             ReaderGoneError: if the program that reads the output has exited.
-            SinkError: if the result could not be delivered, for example because the disk is full. A later call
-                retries.
+            SinkError: if the result is lost, for example because the disk is full. Later calls may succeed.
         """
         ...
 
@@ -102,7 +99,7 @@ class Sink(Protocol):
 
 @runtime_checkable
 class SupportsStreamEnd(Protocol):
-    """Interface of a sink for several streams that must know when one of the streams ends."""
+    """Interface of a sink that is notified when a stream ends."""
 
     def end(self, stream: str) -> None:
         """End the output of a stream. A later `write` with a frame of this stream starts it again."""
@@ -130,9 +127,11 @@ class SupportsEvents(Protocol):
         """Write a message about an event of a rule. Thread-safe; does not block.
 
         Args:
-            event: the message as JSON values. The key `type` selects the kind of message. `begin`, `update` and `end`
-                have the `id`, `stream` and `rule` of the event. `rules` has the current `rules` of a `stream`. `media`
-                has the `path` and the `kind` (`clip` or `snapshot`) of a file that was saved for the event `event`.
+            event: the message as JSON values. Its keys depend on `type`:
+
+                - `begin`, `update`, `end`: `id`, `stream` and `rule` of the event.
+                - `rules`: `stream` and all its `rules`.
+                - `media`: the saved file (`path`), its `kind` (`clip` or `snapshot`) and the `event` that it shows.
 
         Raises:
             SinkError: if the event could not be delivered.

@@ -15,7 +15,7 @@ from saccade.sources.frame import Frame
 class CallbackSink:
     """Calls `function(frame, result, latency)` for each frame. Calls never overlap, even with several streams.
 
-    A `SinkClosedError` of the function ends the run without an error. Any other exception ends the run with an error.
+    If `function` raises `SinkClosedError`, the run ends normally. Any other exception ends the run with an error.
 
     Args:
         function: called in a thread of the pipeline. A slow function delays later results.

@@ -20,11 +20,10 @@ class SinkKind:
     """A kind of sink: the targets that select it, and the function that opens it.
 
     Attributes:
-        opener: the function, or its name `module:function` or `module:Class.method`. A function given by name is
-            imported on first use.
-        schemes: URL schemes of the sink.
-        suffixes: file suffixes of the sink, in lower case.
-        words: targets that consist of one fixed word, such as `-` or `display`.
+        opener: the function, or its name such as `module:function`. A name is imported on first use.
+        schemes: URL schemes that select this kind.
+        suffixes: file suffixes that select this kind, in lower case.
+        words: fixed words that select this kind, such as `-` or `display`.
     """
 
     opener: str | Opener

@@ -11,14 +11,14 @@ from pathlib import Path
 
 
 def hold(descriptor: int, *, beside_others: bool = False) -> None:
-    """Lock an open file until it is closed or the process ends.
+    """Lock an open regular file until it is closed or the process ends. Files of other types are not locked.
 
     Args:
-        descriptor: file descriptor. Locking a device, or another file that is not regular, has no effect.
-        beside_others: whether to take a shared lock, for writers that only append.
+        descriptor: file descriptor.
+        beside_others: whether to take a shared lock instead of an exclusive lock.
 
     Raises:
-        OSError: EBUSY, with a reason for the user, if another writer has locked the file.
+        OSError: EBUSY if another process holds a conflicting lock.
     """
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return

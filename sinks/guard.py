@@ -109,7 +109,7 @@ class SinkGuard:
         return self._state == "paused"
 
     def end(self, stream: str) -> SinkError | None:
-        """Forget a stream that has ended. If results of the stream were dropped, return an error that says why."""
+        """Forget a stream that has ended. Return an error if results of the stream were dropped, else None."""
         with self._lock:
             self._lost_since.pop(stream, None)
             lost = self._lost_of.pop(stream, 0)
@@ -126,7 +126,7 @@ class SinkGuard:
             return SinkStatus(self._name, self._state, self._reason, self._lost, stats)
 
     def _lose(self, frame: Frame, taken: int = 0) -> None:
-        """Count the result of `frame` as lost, and also `taken` earlier results that the sink had accepted."""
+        """Count the result of `frame` as lost, plus `taken` earlier results that the sink had accepted."""
         self._lost += 1 + taken
         self._lost_of[frame.stream] += 1 + taken
         self._lost_since[frame.stream] = self._lost_since.get(frame.stream, 0) + frame.dropped_before + 1 + taken

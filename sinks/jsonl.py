@@ -27,22 +27,21 @@ KEEP = 5
 
 
 class JsonlSink:
-    """Writes the record of each frame as one line of JSON in UTF-8. Lines are not buffered.
+    """Writes the record of each frame as one line of JSON in UTF-8, without buffering.
 
-    A line is written completely or not at all, also on a full disk. If the file is deleted or moved, a new file is
-    created. A file that another process is writing is not replaced.
+    A line is written completely or not at all, even on a full disk. If the file is deleted or moved, a new file is
+    created.
 
     Args:
-        path: path of the file; "-" for standard output. An existing file is replaced, or continued if `max_bytes`
+        path: path of the file; "-" for standard output. An existing file is overwritten, or appended to if `max_bytes`
             is set.
-        max_bytes: size in bytes at which the file is rotated: it becomes `path.1`, the previous `path.1` becomes
-            `path.2` and so on. None for no rotation.
-        keep: number of rotated files to keep; None for any number.
+        max_bytes: size in bytes at which the file is rotated (renamed to `path.1`); None for no rotation.
+        keep: number of rotated files to keep; None for all.
         retention: limits of the rotated files' age and of the total size.
         events: whether to write events of rules instead of records of frames.
 
     Raises:
-        SinkError: if the file cannot be written, or a limit is out of range.
+        SinkError: if the file cannot be written, another process is writing it, or a limit is out of range.
     """
 
     shared: ClassVar[bool] = True
@@ -82,8 +81,9 @@ class JsonlSink:
     def open(cls, target: str, hints: SourceHints) -> Self:
         """Create the sink for `-`, or for a path with options such as `out.jsonl?max_mb=100&keep=5`.
 
-        Options: `max_mb` is the size at which a file is rotated. `keep` is the maximum number of rotated files, or
-        their maximum age, such as `7d`. `max_gb` is the maximum total size. `send=events` writes events, not frames.
+        Options: `max_mb` is the size at which the file is rotated. `keep` is the maximum number of rotated files, or
+        their maximum age such as `7d`. `max_gb` is the maximum total size. `send=events` writes events of rules
+        instead of records of frames.
 
         Raises:
             SinkError: if an option is invalid or the file cannot be written.
@@ -115,7 +115,7 @@ class JsonlSink:
             self._append(to_json(make_record(frame, result, latency)) + b"\n")
 
     def write_event(self, event: Mapping[str, Any]) -> None:
-        """Write an event of a rule as one line, if the sink is configured for events. Raises the errors of `write`."""
+        """Write an event of a rule as one line. Do nothing if the sink writes records of frames."""
         if self._events and event["type"] in CHANGES:
             self._append(to_json(event) + b"\n")
 
@@ -200,7 +200,7 @@ class _LineFile:
         self.reopen(replace=replace)
 
     def append(self, line: bytes) -> None:
-        """Append a line. If this raises OSError, the file contains no part of the line."""
+        """Append a line, completely or not at all. Raises OSError if the line cannot be written."""
         if self._descriptor < 0 or self._moved():
             self.reopen()
         if self._torn:
@@ -217,7 +217,7 @@ class _LineFile:
         self._torn = False
 
     def reopen(self, *, replace: bool = False) -> None:
-        """Close the file, and open the file that is now at its path. If `replace`, truncate the opened file."""
+        """Close the file and open its path again. Truncate the newly opened file if `replace` is True."""
         self.close()
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:

@@ -8,14 +8,13 @@ from pathlib import Path
 
 
 def write_failure(path: str | os.PathLike[str], error: Exception) -> str:
-    """Return why a file cannot be written, in one line without the path, such as "No space left on device".
+    """Return why a file cannot be written, as one line without the path, such as "No space left on device".
 
-    If the folder belongs to another user, the line names the owner and a fix. Docker creates a missing mount folder as
-    root, so a container that runs as another user cannot write there.
+    If a permission is missing, the line also suggests a command that grants it.
 
     Args:
         path: path of the file.
-        error: an OSError, or FFmpeg's error, which also has `errno` and `strerror`.
+        error: an OSError or an FFmpeg error.
     """
     reason = getattr(error, "strerror", None) or str(error)
     if reason == os.strerror(errno.ENOENT) and not (parent := Path(path).parent).is_dir():
@@ -28,7 +27,7 @@ def write_failure(path: str | os.PathLike[str], error: Exception) -> str:
     user, group = os.getuid(), os.getgid()
     if folder.stat().st_uid == user:
         return f"{reason}: its folder is not writable; run `chmod u+wx {folder}`"
-    owner = folder.stat().st_uid
+    owner = folder.stat().st_uid  # often root, because Docker creates a missing mount folder as root
     return (
         f"{reason}: {folder} belongs to uid {owner} and this process runs as uid {user}; run `sudo chown -R "
         f"{user}:{group}` on that folder, or run as its owner (docker run --user, SACCADE_UID with compose)"

@@ -16,8 +16,8 @@ class Message:
     Attributes:
         stream: name of the stream that the message is about; "" for a message about the client itself.
         text: JSON in UTF-8.
-        record: whether the message is the record of a frame. Only dropped records are counted.
-        queued_at: creation time in seconds, on any clock that `Outbox.drop_before` also uses.
+        record: whether the message is the record of a frame.
+        queued_at: creation time in seconds, for `Outbox.drop_before`.
     """
 
     stream: str
@@ -31,7 +31,7 @@ class Outbox:
 
     Args:
         newest: whether a new record replaces the queued record of the same stream.
-        max_records: maximum number of messages.
+        max_records: maximum number of messages, including those that are not records.
         max_bytes: maximum total size of the messages in bytes.
     """
 
@@ -75,7 +75,7 @@ class Outbox:
 
         Args:
             message: message to append.
-            lost_before: number of records of the same stream that the producer dropped directly before this message.
+            lost_before: number of records of this stream that the caller dropped since its previous `put`.
         """
         self.dropped += lost_before
         self._add(message, lost_before)
@@ -83,14 +83,15 @@ class Outbox:
             self._drop()
 
     def drop_before(self, time: float) -> None:
-        """Drop messages that were created before `time`, in seconds. See `Message.queued_at`."""
+        """Drop all messages whose `queued_at` is less than `time`."""
         while self._waiting and self._waiting[0][0].queued_at < time:
             self._drop()
 
     def take(self) -> tuple[Message, int] | None:
-        """Remove and return the oldest message with the number of records of its stream that were dropped before it.
+        """Remove and return the oldest message, or return None if the queue is empty.
 
-        Returns None if the queue is empty.
+        Returns:
+            The message, and the number of records of its stream that were dropped just before it.
         """
         if not self._waiting:
             return None
@@ -119,7 +120,7 @@ class Outbox:
         return message, lost_before
 
     def _index_of(self, stream: str) -> int | None:
-        """Return the queue index of the stream's newest message; None if that message is not a frame's record."""
+        """Return the queue position of the stream's newest message, or None if that message is not a record."""
         for index in range(len(self._waiting) - 1, -1, -1):
             message, _ = self._waiting[index]
             if message.stream == stream:

@@ -43,7 +43,7 @@ class Latency:
 
 
 def drawn_latency(frame: Frame, latency: Latency) -> float:
-    """Return the latency to show on a frame, in milliseconds. For a file, the time in the queue is not included."""
+    """Return the latency to show on a frame, in milliseconds. For a file, waiting time in queues does not count."""
     return latency.total - latency.queue if frame.capture_clock == "file" else latency.total
 
 
@@ -122,7 +122,7 @@ def _over_time(found: Box | Spot) -> dict[str, Any]:
 
 
 def _extras(result: Result, width: int, height: int) -> dict[str, Any]:
-    """Return the JSON values of a result's extras, such as zones. Extras without JSON values are omitted."""
+    """Return the JSON values of `result.extras`, such as the counts of zones."""
     recorded = {key: [dict(part.to_record(width, height)) for part in parts] for key, parts in result.extras.items()}
     return {key: full for key, values in recorded.items() if (full := [value for value in values if value])}
 

@@ -1,7 +1,4 @@
-"""Retention of a sink's files: deletes the oldest files by age and total size.
-
-File ages are measured with a monotonic clock, so that setting the system time deletes no files.
-"""
+"""Retention of a sink's files: deletes the oldest files by age and total size."""
 
 from __future__ import annotations
 
@@ -19,25 +16,21 @@ INTERVAL_S = 10.0  # between two checks while a file is written; ten thousand fi
 
 
 def elapsed_s() -> float:
-    """Return seconds on a monotonic clock that also counts suspend time, if the system has such a clock."""
+    """Return the time of a monotonic clock in seconds. On Linux, the clock continues while the system is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class FileAges:
-    """Measures the time since the last modification of files, with a monotonic clock.
-
-    The wall clock is used only for files that exist at the first `update`. Files are identified by inode, because they
-    are renamed.
-    """
+    """Measures how long files have been unchanged. Changes of the system time have no effect on this age."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[float, float]] | None = None  # when it changed: as the file has it, and when
 
     def update(self, modified_at: Mapping[int, float], wall: float, now: float) -> dict[int, float]:
-        """Return the age of each file, in seconds.
+        """Return the age of each file in seconds, by inode.
 
         Args:
-            modified_at: modification time of each file as Unix time in seconds, by inode.
+            modified_at: Unix modification time of each file in seconds, by inode.
             wall: current Unix time in seconds.
             now: current time on the monotonic clock, in seconds.
         """
@@ -79,7 +72,7 @@ class Retention:
         Args:
             files: files of the sink, including those of earlier runs.
             current: the file being written. Its size counts, but it is never deleted.
-            room: minimum size in bytes to assume for the current file, which still grows.
+            room: bytes to reserve for the current file. A smaller current file counts as this size.
         """
         found = []
         for path in files:

@@ -58,7 +58,7 @@ def save_still(path: str | os.PathLike[str], image: NDArray[np.uint8]) -> None:
         image: (height, width, 3) uint8 RGB.
 
     Raises:
-        SinkError: if the image cannot be written, see `check_still`, or the disk is full.
+        SinkError: if the image cannot be written to this path.
     """
     check_still(path, image.shape[1], image.shape[0])
     data = io.BytesIO()
@@ -79,7 +79,7 @@ def save_still(path: str | os.PathLike[str], image: NDArray[np.uint8]) -> None:
 
 
 def jpeg(image: NDArray[np.uint8], quality: int) -> bytes:
-    """Encode an image as JPEG. If it exceeds JPEG's size limit, it is scaled down.
+    """Encode an image as JPEG. An image with too many pixels per side for JPEG is scaled down.
 
     Args:
         image: (height, width, 3) uint8 RGB.

@@ -69,7 +69,7 @@ class Options:
         return [value for key, value in self._pairs if key == name]
 
     def flag(self, name: str) -> bool:
-        """Return a boolean option; False by default. Values are 1, true, yes or on; 0, false, no or off."""
+        """Return a boolean option, such as `1`, `true`, `0` or `false`. An absent option is False."""
         value = self.text(name, "0").lower()
         if value not in _YES + _NO:
             raise self._wrong_value(name, value, "0 or 1")
@@ -101,9 +101,10 @@ class Options:
         return self._seconds(name, self.text(name, f"{default:g}"), _TIME)
 
     def count_or_age(self, name: str, most: int) -> tuple[int | None, float | None]:
-        """Parse an option that is either a count from 1 to `most`, or a duration with a unit, such as `12h` or `7d`.
+        """Parse an option that is a count from 1 to `most`, or a duration with a unit such as `12h` or `7d`.
 
-        Return the tuple (count, duration in seconds), in which at least one value is None.
+        Returns:
+            (count, None) or (None, duration in seconds); (None, None) if the option is absent.
         """
         value = self.text(name)
         if name not in self._given:
@@ -149,7 +150,12 @@ class Options:
 
 
 def split_path(text: str, suffixes: Sequence[str]) -> tuple[str, Options]:
-    """Split a target such as `out.jsonl?keep=5` into path and options. Only files with these suffixes have options."""
+    """Split a target such as `out.jsonl?keep=5` into its path and its options.
+
+    Args:
+        text: the target.
+        suffixes: file suffixes that can be followed by options. Other targets are paths without options.
+    """
     path, mark, options = text.rpartition("?")
     if not mark or not path.lower().endswith(tuple(suffixes)):
         path, options = text, ""

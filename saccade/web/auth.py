@@ -17,10 +17,10 @@ class HttpAuth:
     """Authenticates HTTP requests by token and by the origin of the web page.
 
     Args:
-        token: token that `Authorization: Bearer`, `X-Moondream-Auth` or `?token=` must contain; None accepts every
-            request.
-        origins: origins of web pages that may connect in addition to this server's own pages, such as
-            `https://example.org`; "*" allows any.
+        token: token that each request must contain: as `Authorization: Bearer`, `X-Moondream-Auth` or `?token=`. None
+            disables the check.
+        origins: other origins whose web pages may send requests, such as `https://example.org`; "*" allows all. Pages
+            of this server are always allowed.
     """
 
     def __init__(self, token: str | None = None, origins: Sequence[str] = ()) -> None:
@@ -33,10 +33,10 @@ class HttpAuth:
             raise unauthorized()
 
     def check_origin(self, request: Request) -> dict[str, str]:
-        """Check the origin of a request and return the CORS headers of the response.
+        """Reject requests from web pages of other origins, unless they are allowed. Return the CORS response headers.
 
         Raises:
-            HttpError: 403 if the request comes from a page of a forbidden origin.
+            HttpError: 403 if the origin is not allowed.
         """
         origin = request.headers.get("Origin")
         if origin is None:
@@ -64,8 +64,7 @@ class HttpAuth:
     def _is_own_page(self, origin: str, host: str) -> bool:
         """Return whether a web page comes from this server.
 
-        A server without a token requires that the page's host is an IP address or `localhost`. This prevents DNS
-        rebinding.
+        Without a token, the page's host must also be an IP address or `localhost`, to prevent DNS rebinding.
         """
         if origin.partition("://")[2].lower() != host.lower():
             return False

@@ -33,16 +33,16 @@ def require_type(request: Request, kind: str, what: str) -> None:
 
 
 async def read_bytes(request: Request, limit: int, what: str) -> bytes:
-    """Read the body of an HTTP request, decompressed.
+    """Read the body of an HTTP request and decompress it.
 
     Args:
         request: the request, whose body has not been read yet.
-        limit: maximum size in bytes.
-        what: description of the body for errors, such as "an offer".
+        limit: maximum size in bytes, before and after decompression.
+        what: description of the body for error messages, such as "an offer".
 
     Raises:
-        HttpError: 413 if the body is too long, 408 if it is incomplete after 5 s, 400 if the client disconnects or
-            uses an unsupported compression.
+        HttpError: 413 if the body is too large; 408 if it takes longer than 5 s; 400 if the client disconnects or the
+            compression is unsupported.
     """
     too_much = HttpError(413, f"{what} is too large: at most {limit} bytes are allowed")
     if int(request.headers.get("Content-Length", 0)) > limit:  # a number, as h11 has checked
@@ -70,7 +70,7 @@ async def read_bytes(request: Request, limit: int, what: str) -> bytes:
 
 
 def _decompressed(body: bytearray, encoding: str, limit: int) -> bytearray:
-    """Decompress a request's body. A body above `limit` bytes is decompressed only in part; the caller rejects it."""
+    """Decompress a request's body. Stop after `limit` + 1 bytes."""
     if encoding not in ("gzip", "deflate"):
         raise ValueError
     unpacking = zlib.decompressobj(wbits=47)  # gzip or zlib, by its header
@@ -81,7 +81,11 @@ def _decompressed(body: bytearray, encoding: str, limit: int) -> bytearray:
 
 
 async def read_text(request: Request, limit: int, what: str) -> str:
-    """Read the body of a request as UTF-8 text. Raises HttpError like `read_bytes`; 400 for other encodings."""
+    """Read the body of a request as UTF-8 text.
+
+    Raises:
+        HttpError: 400 if the body is not UTF-8; otherwise as in `read_bytes`.
+    """
     try:
         return (await read_bytes(request, limit, what)).decode()
     except UnicodeDecodeError:

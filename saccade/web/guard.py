@@ -96,11 +96,8 @@ class Guard:
         await route.handle(scope, receive, send)
 
     def admit(self, request: Request, route: BaseRoute | None) -> None:
-        """Check the client's token. Raises HttpError.
-
-        This check runs before status 404 is sent, so that clients without a token cannot probe for routes.
-        """
-        self.auth.authorize(request)
+        """Check the client's token. Raises HttpError if the token is missing or wrong."""
+        self.auth.authorize(request)  # before status 404 is sent, so that nobody can probe for routes without a token
 
     def known(self, error: Exception) -> HttpError | None:
         """Convert an expected exception of a handler to an HTTP error. Return None for other exceptions."""
@@ -111,7 +108,7 @@ class Guard:
         return PlainTextResponse(f"{line}\n", status, headers)
 
     async def note(self, request: Request, route: BaseRoute | None, status: int) -> None:
-        """Hook for subclasses, called before each response is sent. Does nothing by default."""
+        """Called before each response is sent. Subclasses can override this method, for example to log requests."""
 
     # ---- routes
 

@@ -170,10 +170,7 @@ class AppServer:
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's HTTP protocol with additional timeouts.
-
-    The additional timeouts are for incomplete headers, and for a body that the handler does not read.
-    """
+    """uvicorn's HTTP protocol with two more timeouts: for incomplete headers, and for an unread request body."""
 
     def __init__(
         self,
@@ -234,7 +231,7 @@ class _Protocol(H11Protocol):
 
 
 class _Lingering:
-    """A transport that stays open while the client still sends a request body. Closing early can lose the response."""
+    """A transport whose `close` waits for the rest of the request body, so that the client receives the response."""
 
     def __init__(self, transport: asyncio.Transport, protocol: _Protocol) -> None:
         self._transport = transport

@@ -52,10 +52,7 @@ def optional_context(cert: str | None, key: str | None) -> ssl.SSLContext | None
 
 
 def self_signed(host: str) -> ssl.SSLContext:
-    """Create a TLS context for a server with a new self-signed certificate for `host` and this machine's addresses.
-
-    Browsers warn about the certificate once. They then allow features that require HTTPS, such as camera access.
-    """
+    """Create a TLS context for a server, with a new self-signed certificate for `host` and this machine's addresses."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

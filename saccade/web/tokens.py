@@ -12,17 +12,18 @@ _MAX_BYTES = 4096
 
 
 def find_token(token: str | None, token_file: str | None, host: str) -> str | None:
-    """Return the access token of a server: `token`, the content of `token_file`, or the variable SACCADE_TOKEN.
+    """Return the access token of a server, or None if no token is set.
 
-    SACCADE_TOKEN is used only if other machines can reach the server. Return None if no token is set.
+    If `token` and `token_file` are None and other machines can reach the server, the environment variable
+    SACCADE_TOKEN is used.
 
     Args:
         token: token from the settings.
-        token_file: file with the token; surrounding white space is removed.
-        host: address of the server.
+        token_file: file that contains the token.
+        host: address on which the server listens.
 
     Raises:
-        ValueError: if both are set, or the file contains no token. The message is meant for the user.
+        ValueError: if `token` and `token_file` are both set, or the file contains no token.
     """
     if token and token_file:
         raise ValueError("both token and token_file are set: use only one of them")

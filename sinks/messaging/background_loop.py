@@ -20,16 +20,13 @@ _CANCEL_S = 1.0
 
 
 class SocketLoop(DaemonLoop):
-    """An asyncio event loop that skips scheduled `add_reader` and `add_writer` calls of closed sockets.
-
-    aiomqtt schedules these calls from another thread. If the socket is closed before the call runs, a new socket can
-    have the same file descriptor. The loop would then watch the wrong socket.
-    """
+    """An asyncio event loop that ignores scheduled `add_reader` and `add_writer` calls if the socket is closed."""
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Schedule a callback. If a socket was closed, its `add_reader` and `add_writer` are skipped."""
+        """Schedule a callback. `add_reader` and `add_writer` are ignored if their socket is closed before they run."""
+        # aiomqtt schedules these from another thread. Until they run, another socket can get the same descriptor.
         if callback in (self.add_reader, self.add_writer):
             owner = _owner_of(args[0])
             return super().call_soon_threadsafe(self._watch, callback, owner, args, context=context)
@@ -54,7 +51,7 @@ class BackgroundLoop:
 
     Args:
         name: name of the thread.
-        work: coroutine function. The coroutine must check `stopping` after each `wait`, and return soon if it is True.
+        work: coroutine function. It receives this object and must return soon after `stopping` becomes True.
     """
 
     def __init__(self, name: str, work: Callable[[BackgroundLoop], Coroutine[Any, Any, None]]) -> None:
@@ -70,7 +67,7 @@ class BackgroundLoop:
 
     @property
     def stopping(self) -> bool:
-        """Whether the coroutine must return soon, because `close` was called."""
+        """Whether `close` was called. The coroutine of this loop must then return soon."""
         return self._stopping
 
     def check(self) -> None:
@@ -79,7 +76,7 @@ class BackgroundLoop:
             raise SinkError(f"{self._name} failed: {self._error!r}")
 
     def wake(self) -> None:
-        """End the coroutine's current `wait`, or its next one. Thread-safe."""
+        """Wake the coroutine from `wait`. If it is not waiting, its next `wait` returns immediately. Thread-safe."""
         with suppress(RuntimeError):  # the loop has ended meanwhile
             self._loop.call_soon_threadsafe(self._woken.set)
 

@@ -58,8 +58,8 @@ class Event:
         label: class of the objects.
         start_time, end_time: times of the first and last frame with the label, in seconds; end_time is None while
             the event is open.
-        score: highest score in the newest frame with a detection of the label.
-        top_score: highest score so far.
+        score: highest score in the last frame that shows the label.
+        top_score: highest score of the whole event so far.
         box: box of the object that has `score`.
         count: current number of objects; 0 at the end.
     """
@@ -101,8 +101,8 @@ class Change:
 class EventTracker:
     """Finds events in the detections of all streams. Not thread-safe.
 
-    The count of a label is the highest number of objects on one frame in the last `hold_s` seconds. An event is open
-    while the count is above 0. It is updated if the count changes, or if the highest score rises by 0.05 or more.
+    An event begins at the first detection of a label, and ends when the label has not been detected for `hold_s`
+    seconds. The event is updated if its number of objects changes, or if its highest score rises by 0.05 or more.
 
     Args:
         hold_s: seconds for which an object is still counted after its last detection.
@@ -152,10 +152,7 @@ class EventTracker:
 
 
 class ActiveStreams:
-    """Tracks active streams, and finds active streams without recent frames. Not thread-safe.
-
-    A stream is active from its first frame until its end.
-    """
+    """Tracks the active streams: those that have had a frame and have not ended. Not thread-safe."""
 
     def __init__(self) -> None:
         self._last_at: dict[str, float] = {}

@@ -48,8 +48,7 @@ class MqttSink:
     """Publishes to `mqtt://user:password@host:1883/saccade`, or `mqtts://` for TLS. The path is the topic prefix.
 
     - `saccade/available`: online or offline, retained. This topic is also the MQTT last will, so the broker sets it to
-      offline if Saccade crashes. The other topics are valid only while this topic is online. In Home Assistant, list
-      both availability topics with `availability_mode: all`.
+      offline if Saccade crashes. In Home Assistant, list both availability topics with `availability_mode: all`.
     - `saccade/STREAM/available`: online or offline, for one stream; offline after the stream's end, or after 30 s
       without a frame.
     - `saccade/STREAM/LABEL`: number of objects, retained, sent on change; see `EventTracker`.
@@ -62,8 +61,8 @@ class MqttSink:
     - with `discovery=homeassistant`: `homeassistant/binary_sensor/…/config` of each rule, for Home Assistant.
     - `saccade/STREAM/record`: the record of each frame, with the option `records=1`.
 
-    With MQTT 5, retained `online` states and counts above 0 expire after 60 s unless Saccade repeats them in time. If
-    Saccade crashes, the broker therefore deletes them.
+    With MQTT 5, the states of a stream (`online`, `ON` and counts above 0) expire after 60 s unless Saccade repeats
+    them. After a crash, the broker therefore deletes them.
 
     An unreachable broker is retried without limit. Meanwhile, the newest 1000 events and the newest 256 records are
     queued. After reconnecting, the retained topics are updated.
@@ -316,10 +315,7 @@ class MqttSink:
                 await loop.wait(min(SILENT_S / 6, EXPIRY_S / 6))
 
     def _properties(self, item: Item) -> Properties | None:
-        """Return the MQTT 5 property Message Expiry Interval for a retained message that must expire.
-
-        The messages `online`, `ON` and counts above 0 must expire. Return None for other messages, and for MQTT 3.
-        """
+        """Return the expiry time of a message as MQTT 5 properties, or None if the message does not expire."""
         lasting = item.topic == self._topics.available or item.topic.endswith("/config")
         if self._version < 5 or not item.retain or lasting or item.payload in _OVER:
             return None
@@ -331,7 +327,7 @@ class MqttSink:
         return properties
 
     async def _query_retained(self, client: aiomqtt.Client, topics: str) -> None:
-        """Subscribe to topics for a moment, so that the broker sends their retained messages. `_listen` reads them."""
+        """Make the broker send the retained messages of `topics`, by subscribing and unsubscribing immediately."""
         import aiomqtt
 
         if not self._can_query:
@@ -344,7 +340,7 @@ class MqttSink:
             raise
 
     async def _listen(self, client: aiomqtt.Client, loop: BackgroundLoop) -> None:
-        """Receive retained messages of earlier runs. Set outdated counts to 0 and outdated rule states to OFF."""
+        """Reset outdated retained messages of earlier runs: publish the count 0, or the rule state OFF."""
         async for message in client.messages:
             topic = message.topic.value
             over = OFF if self._topics.is_rule(topic) else "0"

@@ -25,10 +25,10 @@ class Item:
 class Backlog:
     """Queue of MQTT messages: states of retained topics, events, and records of frames.
 
-    A message stays queued until `published` is called. Without the broker's acknowledgement, it is sent again.
+    A message stays queued until `published` is called, so that an unacknowledged message is sent again.
 
     Args:
-        over: payloads that mean "not present", such as 0. After publication, topics with such a payload are forgotten.
+        over: payloads that mean "nothing present", such as 0. Topics with such a payload are not published again.
     """
 
     def __init__(self, over: frozenset[str]) -> None:

@@ -56,7 +56,7 @@ class Topics:
         return f"{self._prefix}/{_level(stream)}/#"
 
     def is_count(self, topic: str) -> bool:
-        """Return whether an MQTT topic is for a count of objects or of line crossings."""
+        """Return whether the payload of an MQTT topic is a number of objects or of line crossings."""
         return topic.rpartition("/")[2] not in (_AVAILABLE, _RECORD) and not self.is_rule(topic)
 
     def is_rule(self, topic: str) -> bool:

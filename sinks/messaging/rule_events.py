@@ -1,4 +1,4 @@
-"""Messages about rule events in Frigate's format, and Home Assistant's discovery messages for rules."""
+"""MQTT messages for rules: events in Frigate's format, and discovery messages for Home Assistant."""
 
 from __future__ import annotations
 

@@ -49,12 +49,11 @@ _RETRY = (408, 425, 429)  # and all from 500
 class WebhookSink:
     """Webhook sink that posts JSON to an `http://` or `https://` address.
 
-    A message is retried if the server is unreachable, returns a server error or is busy. The queue contains up to 1000
-    messages (16 MB). Messages are dropped if they are too old, if the queue is full, or if the server rejects them.
-    Dropped messages are logged and counted in the metrics.
+    A message is retried if the server is unreachable, busy, or returns an error 5xx. A message is dropped if it is too
+    old, if the queue is full (1000 messages or 16 MB), or if the server rejects it. Drops are counted in the metrics.
 
     Each request has the headers of the Standard Webhooks specification: `webhook-id`, `webhook-timestamp` and, with a
-    secret, `webhook-signature`. `webhook-id` and `Idempotency-Key` stay the same for all attempts.
+    secret, `webhook-signature`. All attempts to post a message have the same `webhook-id` and `Idempotency-Key`.
 
     Args:
         target: the address. Options follow a `#`, because a `?` belongs to the address:
@@ -111,7 +110,7 @@ class WebhookSink:
 
     @property
     def dropped(self) -> int:
-        """Number of webhook messages that were dropped from the full queue, too old, or rejected by the server."""
+        """Number of webhook messages that were not delivered, for example because the queue was full."""
         with self._lock:
             return self._outbox.dropped + self._undelivered
 
@@ -236,9 +235,10 @@ class WebhookSink:
                     self._under_way.clear()
 
     def _next(self, running: int) -> tuple[str, Message | None]:
-        """Return the next message to post and a unique ID for it.
+        """Return a unique ID and the next message to post. The message is None if none can be posted now.
 
-        The message is None if the queue is empty, or `running` requests are already the maximum number.
+        Args:
+            running: number of requests in progress.
         """
         now = time.monotonic()
         with self._lock:
@@ -309,7 +309,11 @@ class WebhookSink:
         return reason, min(float(retry_after), LONGEST_WAIT_S) if re.fullmatch(r"\d{1,9}", retry_after) else 0.0
 
     def _log_status(self, message: str) -> None:
-        """Log the webhook's status if it has changed. An empty `message` means that the webhook works."""
+        """Log the webhook's status if it has changed.
+
+        Args:
+            message: reason for a failure; "" if the webhook works.
+        """
         if message != self._last_message:
             log.log(logging.WARNING if message else logging.INFO, "%s: %s", self._address.shown, message or "works")
             self._last_message = message

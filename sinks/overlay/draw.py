@@ -37,12 +37,12 @@ _COVERED = 0.02  # of a label may lie on what it must not hide
 
 
 def draw(image: NDArray[np.uint8], result: Result, latency_ms: float | None = None) -> NDArray[np.uint8]:
-    """Return a copy of the image with a result drawn on it, and optionally its latency.
+    """Return a copy of an image with an analysis result drawn on it.
 
     Args:
         image: (height, width, 3) uint8 RGB; not changed.
-        result: boxes, points, texts and extras to draw. Extras without a drawing function are skipped.
-        latency_ms: latency to show in the top left corner, in milliseconds; None to show none.
+        result: the boxes, points, masks and texts to draw, and zones or other `extras`.
+        latency_ms: latency in milliseconds, drawn in the top left corner; None draws no latency.
 
     Returns:
         A new (height, width, 3) uint8 RGB image.
@@ -120,7 +120,7 @@ def _rounded(x1: float, y1: float, x2: float, y2: float, radius: float) -> NDArr
 
 
 def draw_outlines(canvas: NDArray[np.uint8], outlines: Iterable[Outline]) -> None:
-    """Draw the segmentation masks of objects, without labels, into an image (height, width, 3) uint8 RGB."""
+    """Draw the segmentation masks of objects into an image, (height, width, 3) uint8 RGB. Draw no labels."""
     scale = scale_of(canvas.shape[1], canvas.shape[0])
     for outline in outlines:
         _draw_outline(canvas, outline, color_of(outline.label), scale)
@@ -162,7 +162,7 @@ def _is_small(box: Box, height: int, scale: float) -> bool:
 
 
 def _to_spare(box: Box, width: int, height: int, *, whole: bool) -> Rect:
-    """Return the part of an object's box that labels should not cover, in pixels. `whole` selects the whole box."""
+    """Return the area of an object that labels should not cover, in pixels: the whole box, or only its top."""
     x1, y1, x2, y2 = (round(v) for v in box.pixels(width, height))
     return x1, y1, x2, y2 if whole else y1 + round(_TOP * (y2 - y1))
 
@@ -208,7 +208,7 @@ def box_label(box: Box, scale: float) -> Bitmap:
 
 
 def _short_labels(box: Box, scale: float) -> list[Bitmap]:
-    """Return shorter labels of a box: a label without the score, and for a tracked object also only its track ID."""
+    """Return shorter labels of a box, longest first: without score, then only the track ID of a tracked object."""
     chip = label(box.label, color_of(box.label), font_px(scale))
     if box.track_id is None:
         return [chip]

@@ -36,9 +36,9 @@ class Zone:
         name: name of the zone.
         corners: at least three corners (x, y) of the polygon, in order along its edge.
         inside: number of objects inside now.
-        entered, left: number of objects that have entered and left so far; None if not counted.
-        counts: `inside`, `entered` and `left` per label.
-        dwell_s: dwell time of each track inside the zone in seconds, by track ID.
+        entered, left: number of objects that have entered and left so far; None if entries and exits are not counted.
+        counts: `inside`, `entered` and `left` for each label.
+        dwell_s: for each track inside the zone, by track ID: how long it has been inside, in seconds.
         loitering: IDs of tracks that have been inside longer than allowed.
     """
 
@@ -188,21 +188,18 @@ def _of(result: Result, kind: type[P]) -> list[P]:
 
 
 def _pixels(points: Sequence[Point], width: int, height: int) -> tuple[Point, ...]:
-    """Convert points from normalized coordinates to pixels.
-
-    Points are limited to ten times the image size, to avoid overflows in OpenCV.
-    """
+    """Convert points from normalized coordinates to pixels. Points far outside the image are clamped."""
     return tuple((min(max(x, -10.0), 10.0) * width, min(max(y, -10.0), 10.0) * height) for x, y in points)
 
 
 def _normal(x1: float, y1: float, x2: float, y2: float) -> Point:
-    """Return the unit normal of the line from (x1, y1) to (x2, y2), on the right side of this direction."""
+    """Return the unit normal of the line from (x1, y1) to (x2, y2). It points to the right of this direction."""
     length = math.hypot(x2 - x1, y2 - y1) or 1.0
     return -(y2 - y1) / length, (x2 - x1) / length
 
 
 def _draw_zone(canvas: NDArray[np.uint8], corners: tuple[Point, ...], color: Rgb, scale: float, *, full: bool) -> None:
-    """Draw the boundary of a zone. If `full`, objects are inside, and the boundary is solid. Otherwise it is dashed."""
+    """Draw the boundary of a zone, solid if `full` is True, else dashed."""
     line = max(1, round(LINE_PX * scale))
     casing = line + 2 * max(1, round(CASING_PX * scale))
     pieces = [_fixed(corners)] if full else list(_dashes(corners, _DASH_PX * scale, _GAP_PX * scale))

@@ -44,15 +44,13 @@ class Bitmap:
 def paste_best(
     canvas: NDArray[np.uint8], bitmap: Bitmap, places: Sequence[tuple[int, int]], taken: Sequence[Rect]
 ) -> Rect:
-    """Blend a text into the image at the first free position, or else at the position with the least overlap.
-
-    Return the rectangle of the text in pixels.
+    """Blend a text into the image, at the position that covers the least of `taken`. Return the text's rectangle.
 
     Args:
         canvas: image to change, (height, width, 3) uint8 RGB.
         bitmap: the rendered text.
-        places: top left corners to try, in pixels.
-        taken: rectangles to leave free.
+        places: positions to try, as top left corners in pixels.
+        taken: rectangles in pixels that the text should not cover.
     """
     place, _ = best_place(canvas, bitmap, places, taken)
     return paste(canvas, bitmap, *place)
@@ -65,9 +63,9 @@ def best_place(
     taken: Sequence[Rect],
     spared: Sequence[Rect] = (),
 ) -> tuple[tuple[int, int], float]:
-    """Return the position at which a text covers other drawings least, and the covered fraction of the text's area.
+    """Return the best position of a text, and its overlap with other drawings as a fraction of the text's area.
 
-    Rectangles in `taken` and the area outside the image count fully. Rectangles in `spared` count half.
+    The overlap with `taken`, or with the area outside the image, counts fully. The overlap with `spared` counts half.
     """
     height, width = canvas.shape[:2]
     corners = np.asarray(places, dtype=np.int64)
@@ -166,10 +164,7 @@ def _render(lines: tuple[tuple[str, Rgb], ...], background: Rgb, opacity: float,
 
 
 def _rounded_plate(width: int, height: int, radius: float) -> NDArray[np.float32]:
-    """Return an antialiased alpha mask of a rectangle with round corners.
-
-    The mask is (height, width, 1) float32 from 0 to 1. Pillow's round corners are not antialiased.
-    """
+    """Return an antialiased alpha mask of a rectangle with round corners: (height, width, 1) float32 from 0 to 1."""
     x = np.abs(np.arange(width, dtype=np.float32) + 0.5 - width / 2) - (width / 2 - radius)
     y = np.abs(np.arange(height, dtype=np.float32) + 0.5 - height / 2) - (height / 2 - radius)
     outside = np.hypot(np.maximum(x, 0)[None, :], np.maximum(y, 0)[:, None]) - radius

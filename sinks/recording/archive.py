@@ -62,7 +62,7 @@ class RecordedFile:
         path: path of the file.
         began: Unix time of the first frame, in seconds.
         number: sequence number of the file within its stream.
-        after: reason for a gap before the file; None if there is no gap.
+        after: reason for the gap between the previous file and this file; None if there is no gap.
         form: video format. Files with the same format can be joined into one MP4.
         head: MP4 initialization segment: the bytes before the first fragment.
         fragments: complete fragments, oldest first.
@@ -88,9 +88,9 @@ class RecordedFile:
         return codecs_of(self.head)
 
     def within(self, since: float, until: float) -> RecordedFile:
-        """Return a copy of this `RecordedFile` with only the fragments between two Unix times, in seconds.
+        """Return a copy with only the fragments between two Unix times, in seconds.
 
-        The first fragment starts at a keyframe at or before `since`.
+        The first fragment starts at a keyframe, so it may start before `since`.
         """
         first = 0
         for number, one in enumerate(self.fragments):
@@ -107,7 +107,8 @@ class Part:
     Attributes:
         file: recorded file that contains the segment.
         offset, size: byte range in the file.
-        start, duration: start time relative to the start of the file, and duration, in seconds.
+        start: start time in seconds, relative to the start of the file.
+        duration: duration in seconds.
     """
 
     file: RecordedFile
@@ -175,7 +176,7 @@ class Archive:
         raise ArchiveError(f"the recording has no file '{name[:80]}'", missing=True)
 
     def spans(self, since: float, until: float) -> list[Span]:
-        """Return the recorded time ranges between two Unix times in seconds. Ranges are separated by gaps."""
+        """Return the recorded time ranges (without gaps) between two Unix times in seconds."""
         spans: list[Span] = []
         for one, ended in self._times(since, until):
             begin, end = max(one.began, since), min(ended, until)
@@ -229,14 +230,13 @@ class Archive:
             _copy(files, out)
 
     def playlist(self, since: float, until: float, url: Callable[[str], str], *, ended: bool) -> str:
-        """Return an HLS playlist of the recording between two Unix times. Its segments are byte ranges of the files.
+        """Return an HLS playlist of the recording between two Unix times.
 
         Args:
             since: start, Unix time in seconds.
             until: end, Unix time in seconds.
-            url: returns the URL of a file by its name relative to `root`.
-            ended: whether the time range is completely recorded. If False, players reload the playlist, and the
-                segment that is being recorded is omitted.
+            url: function that returns the URL of a file. Its argument is the file's path relative to `root`.
+            ended: whether the playlist is final. If False, players load it again to get new segments.
 
         Raises:
             ArchiveError: if nothing was recorded, or no segment is complete yet.
@@ -285,7 +285,7 @@ class Archive:
                 self._known[path] = inode, found
 
     def _read_fragments(self, path: Path) -> None:
-        """Read the fragments that were appended to a file since the last call."""
+        """Read the fragments that were appended to the file since its fragments were last read."""
         inode, one = self._known[path]
         last = one.fragments[-1] if one.fragments else None
         at = last.offset + last.size if last else len(one.head)
@@ -347,7 +347,7 @@ def parts_of(file: RecordedFile) -> Iterator[Part]:
 
 
 class _Parts:
-    """A file object that concatenates the header and some fragments of a recorded MP4, without copying the file."""
+    """A read-only file object with the header and the selected fragments of a recorded MP4."""
 
     def __init__(self, one: RecordedFile) -> None:
         self._file = one.path.open("rb")

@@ -1,7 +1,6 @@
-"""Groups encoded frames into MP4 fragments, and computes each frame's decoding and presentation time.
+"""Groups encoded frames into MP4 fragments, and computes the decoding and presentation times of the frames.
 
-Packets arrive in decoding order, which differs from presentation order if the video has B-frames. A fragment contains
-only complete reordering groups. The sorted presentation times of the frames are used as their decoding times.
+Packets arrive in decoding order. With B-frames, this order differs from the presentation order.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _MOST_REORDERED = 64  # packets of one group; more is a clock that stands still
 
 @dataclass(slots=True, frozen=True)
 class TimedPacket:
-    """An encoded frame with its times in the file, in units of 1/90000 s.
+    """An encoded frame with its timestamps in the MP4 file, in units of 1/90000 s.
 
     Attributes:
         packet: the encoded frame.
@@ -35,7 +34,7 @@ class TimedPacket:
 
 
 class FragmentCutter:
-    """Groups the video packets of one file into fragments. The first packet must be a keyframe, and gets time 0."""
+    """Groups the video packets of one MP4 file into fragments. The first packet must be a keyframe."""
 
     def __init__(self) -> None:
         self._group: list[CodedPacket] = []
@@ -47,7 +46,7 @@ class FragmentCutter:
 
     @property
     def empty(self) -> bool:
-        """Whether every packet was already returned in a fragment."""
+        """Whether no packets are waiting for the next fragment."""
         return not self._group and not self._taken
 
     def push(self, packet: CodedPacket) -> list[TimedPacket]:

@@ -73,7 +73,7 @@ class _OpenFile:
 
 
 class PacketRecorder:
-    """Records the encoded packets of one stream to MP4 files, from construction until `close`. `take` is thread-safe.
+    """Records the encoded packets of one stream to MP4 files, from construction until `close`.
 
     Each file starts at a keyframe. A new file starts after the configured duration, after a gap, and after a change of
     the video format, the audio format or the system time.
@@ -207,12 +207,12 @@ class PacketRecorder:
         self._write(self._file, self._file.cutter.push(packet))
 
     def _ends(self, file: _OpenFile, packet: CodedPacket, last: CodedPacket | None) -> bool:
-        """Return whether the keyframe `packet` must start a new file.
+        """Return whether a new file must start at the keyframe `packet`.
 
         Args:
             file: file that is being recorded.
-            packet: keyframe to be recorded next.
-            last: the packet before the keyframe, or None.
+            packet: the keyframe.
+            last: the packet directly before the keyframe, or None.
         """
         gap = self._after is not None or (last is not None and packet.pts - last.pts > GAP_S * VIDEO_SCALE)
         long = packet.pts - file.began.pts >= self._place.length_s * VIDEO_SCALE

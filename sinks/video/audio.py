@@ -30,7 +30,7 @@ class AudioWriter:
     """Collects the audio of a live source and returns it as MP4 samples, one fragment at a time.
 
     Args:
-        first: the first packet, which determines the audio format.
+        first: the first audio packet. It determines the audio format.
         copied: codecs that are copied without transcoding.
 
     Attributes:
@@ -67,14 +67,14 @@ class AudioWriter:
             self._place(time + later, samples, data)
 
     def take(self, origin: int, until: int) -> tuple[int, list[Sample]]:
-        """Remove and return the audio samples of one fragment.
+        """Remove and return the audio samples of one MP4 fragment.
 
         Args:
             origin: timestamp at which the file starts, in units of 1/90000 s.
-            until: end of the fragment, counted from `origin`, in the same units.
+            until: end of the fragment relative to `origin`, in units of 1/90000 s.
 
         Returns:
-            The start time of the first sample, in units of the track, and the samples.
+            The start time of the first sample, in units of `track.rate`, and the samples.
         """
         begin, limit = (time * self.track.rate // VIDEO_SCALE for time in (origin, origin + until))
         taken: list[tuple[int, int, bytes]] = []
@@ -146,8 +146,8 @@ class _AacCoder:
         """Transcode an audio packet to AAC.
 
         Returns:
-            A tuple (offset, length, data) per AAC packet. Offset and length are numbers of audio samples. The offset
-            counts from the start of `packet` and can be negative.
+            A tuple (offset, length, data) per AAC packet. The offset is relative to the start of `packet` and can be
+            negative. Offset and length are numbers of audio samples.
         """
         found = []
         held = self._fifo.samples

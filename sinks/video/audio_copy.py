@@ -29,7 +29,7 @@ _WORTH_SAYING_S = Fraction(1, 20)
 
 @dataclass(slots=True)
 class _Sound:
-    """An audio packet with its time and duration in seconds, on the clock of its file."""
+    """An audio packet with its timestamp and duration in the source file, in seconds."""
 
     packet: av.Packet[Any]
     time_s: Fraction
@@ -63,7 +63,7 @@ class AudioCopy:
             muxer: writes into `target`.
 
         Returns:
-            The audio copy. None if there is no audio. None with a warning if the audio cannot be copied.
+            The audio copy, or None if there is no audio that can be copied.
         """
         if path is None:
             return None
@@ -84,8 +84,8 @@ class AudioCopy:
         """Skip all audio packets that begin before a time.
 
         Args:
-            time_s: the time in seconds on the source's clock.
-            wanted: whether the skipped audio counts as missing. `close` logs the duration of missing audio.
+            time_s: time in the source file, in seconds.
+            wanted: whether `close` reports the skipped audio as missing.
         """
         while self._next is not None and self._next.time_s < time_s:
             if wanted:
@@ -96,8 +96,8 @@ class AudioCopy:
         """Copy all audio packets that begin before a time.
 
         Args:
-            time_s: the time in seconds on the source's clock.
-            shift_s: seconds to subtract from the timestamps of the audio. The video has the same shift.
+            time_s: time in the source file, in seconds.
+            shift_s: seconds to subtract from the audio timestamps.
         """
         while (sound := self._next) is not None and sound.time_s < time_s:
             self._next = next(self._sounds, None)

@@ -1,6 +1,6 @@
 """Live video for browsers. Each frame is encoded once for all viewers; slow viewers skip frames.
 
-Streams without viewers are neither drawn nor encoded. `saccade.pipeline.api.whep` sends the encoded frames.
+Streams without viewers are not encoded. The module `saccade.pipeline.api.whep` sends the encoded frames by WebRTC.
 """
 
 from __future__ import annotations
@@ -83,13 +83,12 @@ class ViewerFrame:
 
 
 class Viewer:
-    """One viewer of a stream's live video, from `BroadcastSink.join`. Thread-safe.
+    """One viewer of a stream's live video. `BroadcastSink.join` creates it. Thread-safe.
 
     Args:
         stream: encoders of the stream to view.
         view: requested settings of the video, such as overlay and codec.
-        wake: callback, called in the sink's thread when a frame is available or the stream has ended. It must not
-            block.
+        wake: callback for a new frame or the end of the stream. It is called in the sink's thread and must not block.
     """
 
     def __init__(self, stream: _Stream, view: View, wake: Callable[[], None]) -> None:
@@ -119,14 +118,14 @@ class Viewer:
             return self._frames.popleft() if self._frames else None
 
     def request_key_frame(self) -> None:
-        """Request a keyframe, for example after packet loss."""
+        """Make the viewer's next frame a keyframe, for example after packet loss."""
         self._needs_key_frame = True
 
     def set_halvings(self, halvings: int) -> None:
         """Change the bit rate of the video for this viewer. The viewer's next frame is a keyframe.
 
         Args:
-            halvings: how many times the full bit rate is halved, such as 1 for half the full bit rate.
+            halvings: number n, for the full bit rate divided by 2 ** n.
         """
         if self._stream.leave(self._view, self):
             self._view = replace(self._view, halvings=halvings)
@@ -242,9 +241,9 @@ class _Stream:
 
 
 class BroadcastSink:
-    """Encodes live video of all streams that have viewers. Several streams may share one sink.
+    """Encodes the live video of all streams that have viewers.
 
-    `write` draws and encodes in the calling thread, so the sink needs a queue that keeps only the newest frame.
+    `write` is slow, because it draws and encodes. Call it through a queue that keeps only the newest frame.
     """
 
     shared: ClassVar[bool] = True

@@ -1,7 +1,6 @@
-"""Low-latency video encoding for files and live viewers: H.264 on a GPU or the CPU, or VP8.
+"""Low-latency video encoding for files and live viewers: H.264 on a GPU or the CPU, or VP8 on the CPU.
 
-FFmpeg lists GPU encoders even without a GPU. Each encoder is therefore tested by opening it. If the GPU encoder fails,
-the CPU encodes, and the GPU encoder is retried later.
+If GPU encoding fails, the CPU is used, and the GPU is retried later.
 """
 
 from __future__ import annotations
@@ -62,10 +61,7 @@ _RETRY_S, _RETRY_MOST_S = 10.0, 600.0
 
 
 class Backoff:
-    """Retry delay of a GPU encoder that could not be opened. The delay doubles with each failure.
-
-    Opening fails temporarily if the GPU has no free memory or no free encoding session.
-    """
+    """Decides when to retry an encoder that could not be opened. The retry delay doubles with each failure."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -76,7 +72,7 @@ class Backoff:
         return now >= self._at
 
     def failed(self, now: float) -> None:
-        """Double the retry delay, because opening the encoder failed at time `now`, in seconds."""
+        """Record that opening the encoder failed at time `now` in seconds. The next retry delay is twice as long."""
         self._at = now + min(_RETRY_S * 2**self._failures, _RETRY_MOST_S)
         self._failures = min(self._failures + 1, 16)
 
@@ -93,12 +89,12 @@ def _open_first(codec: Codec, opened: Callable[[str], T]) -> tuple[str, T]:
 
     Args:
         codec: video codec, "H264" or "VP8".
-        opened: function that opens an encoder by its name.
+        opened: function that opens an encoder. Its argument is FFmpeg's name of the encoder.
 
     Raises:
         FFmpegError, ValueError: if no encoder works.
     """
-    choices = _CHOICES[codec]
+    choices = _CHOICES[codec]  # FFmpeg lists GPU encoders even without a GPU, so each is tested by opening it
     while True:
         now = time.monotonic()
         name = next((one for one in choices if _backoffs[one].allows(now)), choices[-1])
@@ -199,16 +195,14 @@ class VideoFormat:
 
 
 class Mp4Encoder:
-    """An H.264 encoder for several consecutive MP4 files.
-
-    Each file starts with a keyframe. The encoder stays open between files, because repeated opening fragments the heap.
+    """An H.264 encoder for several consecutive MP4 files. Each file starts with a keyframe.
 
     Args:
         form: format of all images and files.
 
     Attributes:
         name: FFmpeg's name of the encoder.
-        failed: whether the encoder has failed, so that the next file needs another one.
+        failed: whether the encoder has failed. A new encoder is then needed for the next file.
 
     Raises:
         FFmpegError: if no encoder works.
@@ -216,6 +210,7 @@ class Mp4Encoder:
 
     def __init__(self, form: VideoFormat) -> None:
         self.form = form
+        # Once for all files, because opening an encoder many times fragments the heap.
         self.name, (self._container, self._stream) = _open_first("H264", lambda name: _open_for_files(name, form))
         self.failed = False
         self._converter = _Converter("H264")
@@ -232,8 +227,8 @@ class Mp4Encoder:
 
         Args:
             image: (height, width, 3) uint8 RGB, in the size of the format.
-            pts: presentation timestamp in units of `VideoFormat.unit`, later than the file's previous timestamp.
-            key: whether to encode a keyframe, as the first image of a file must be.
+            pts: presentation timestamp in units of `VideoFormat.unit`. It must increase within a file.
+            key: whether to encode a keyframe. The first image of a file must be a keyframe.
 
         Returns:
             The encoded packets, with `pts` as their timestamp.
@@ -281,7 +276,13 @@ def _open_for_files(name: str, form: VideoFormat) -> tuple[OutputContainer, av.V
 
 @dataclass(slots=True, frozen=True)
 class EncodedImage:
-    """An encoded image: its data (Annex B for H.264), its time in units of 1/90000 s, and whether it is a keyframe."""
+    """An encoded image.
+
+    Attributes:
+        data: the encoded image; H.264 is in Annex B format.
+        pts: presentation timestamp in units of 1/90000 s.
+        key: whether the image is a keyframe.
+    """
 
     data: bytes
     pts: int
@@ -297,11 +298,11 @@ def bit_rate(width: int, height: int, rate: float) -> int:
 
 
 class LiveEncoder:
-    """Encodes live video. If the image size or rate changes, a new encoder is opened and starts with a keyframe.
+    """Encodes live video. If the image size or the frame rate changes, the encoder is replaced.
 
     Args:
-        codec: codec of the stream.
-        halvings: how many times the bit rate is halved, such as 0 for the full bit rate.
+        codec: video codec, "H264" or "VP8".
+        halvings: number n, for the full bit rate divided by 2 ** n.
     """
 
     def __init__(self, codec: Codec, halvings: int = 0) -> None:

@@ -1,7 +1,4 @@
-"""Reads and writes the boxes of fragmented MP4: the initialization segment (header) and the fragments.
-
-FFmpeg's muxer is not used for fragments, because it decides when to write and cannot recover from a full disk.
-"""
+"""Reads and writes fragmented MP4: the initialization segment (header) and the fragments."""
 
 from __future__ import annotations
 
@@ -109,7 +106,7 @@ def head_of(
 
 
 def sound_head_of(sound: AudioTrackInfo) -> bytes:
-    """Build the header of an MP4 with only an audio track. PyAV reads the description of the track from this header."""
+    """Build the header of an MP4 with only an audio track, as input for PyAV."""
     return _box(b"ftyp", b"isom", bytes(4), b"isom") + _box(b"moov", _box(b"trak", _sound_trak(sound)))
 
 
@@ -118,8 +115,9 @@ def fragment_of(number: int, tracks: Sequence[tuple[int, int, Sequence[Sample]]]
 
     Args:
         number: number of the fragment in its file, from 1.
-        tracks: for each track its number, the decoding time of its first sample in track units, and its samples.
+        tracks: a tuple per track: its number, the decoding time of its first sample in units of the track, its samples.
     """
+    # FFmpeg's muxer is not used, because it decides when to write, and cannot recover from a full disk.
     runs = [(track, start, samples) for track, start, samples in tracks if samples]
     headers = [
         (
@@ -168,7 +166,8 @@ class Timing:
     """Time range of the video in an MP4 fragment.
 
     Attributes:
-        start, duration: decoding time of the first frame, and duration, in units of 1/90000 s.
+        start: decoding time of the first frame, in units of 1/90000 s.
+        duration: duration in units of 1/90000 s.
         key: whether decoding can start at the first frame.
     """
 

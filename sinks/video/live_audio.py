@@ -24,7 +24,7 @@ _MOST_WAITING = 8192  # packets: 160 s of G.711
 
 
 class LiveAudio:
-    """Collects the audio of a live source, for all MP4 files of one sink.
+    """Collects the audio of a live source for the MP4 files of one sink.
 
     `take` may be called from any thread. The other methods must be called from the thread that writes the files.
     """
@@ -35,11 +35,11 @@ class LiveAudio:
         self._refused = ""
 
     def take(self, packet: AudioPacket) -> None:
-        """Queue an audio packet, with a timestamp on the same clock as the frames. Does not block."""
+        """Queue an audio packet. Its timestamp must be on the same timeline as `Frame.pts`. Does not block."""
         self._taken.append(packet)
 
     def writer(self) -> AudioWriter | None:
-        """Return the writer for the current audio format, with all received audio. None before the first packet."""
+        """Return the writer with all audio received so far, or None if no audio has arrived yet."""
         while self._taken:
             packet = self._taken.popleft()
             if self._writer is None or not self._writer.fits(packet):
@@ -54,7 +54,7 @@ class LiveAudio:
         return self._writer
 
     def open(self, target: OutputContainer, muxer: Muxer) -> AudioTrack | None:
-        """Add an audio track to an MP4 to which nothing was written. Return None if no audio has arrived yet."""
+        """Add an audio track to an empty MP4. Return None if no audio has arrived yet."""
         writer = self.writer()
         return None if writer is None else AudioTrack(self, writer, target, muxer)
 
@@ -72,8 +72,8 @@ class AudioTrack:
         """Write all audio that begins before `time_s` to the file.
 
         Args:
-            time_s: time in seconds, on the clock of the frames.
-            shift_s: time at which the file starts, in seconds on the same clock.
+            time_s: time in seconds, on the same timeline as `Frame.pts`.
+            shift_s: time of the file's start in seconds, on the same timeline.
         """
         if self._audio.writer() is not self._writer:
             return  # another audio format, which only the next file can have

@@ -26,21 +26,19 @@ log = logging.getLogger(__name__)
 class Mp4Sink:
     """Writes frames with their overlay to one MP4 file, as H.264 (yuv420p).
 
-    - The source's presentation timestamps stay exact, also with a variable frame rate. If the first frame is later
-      than 1 s, the file is shifted to start at 0.
-    - Odd widths and heights are padded by repeating the last column or row. Frames of another size are scaled into
-      the first frame's size with black borders.
-    - The file is fragmented until it is closed. A killed process loses at most the last group of pictures (2 s).
-    - The file is named `path.part` until its first group of pictures is complete.
+    - The source's presentation timestamps are kept, also with a variable frame rate. If the first frame is at 1 s or
+      later, the file starts at 0 instead.
+    - Odd widths and heights are padded by repeating the last column or row. A frame of another size is scaled to the
+      size of the first frame, with black borders.
+    - A killed process loses at most the last 2 s. The file is named `path.part` until players can play it.
     - After an error, or if the file is deleted or moved, the next frame starts a new file, for example `NAME-1.mp4`.
     - Audio of a file is copied without transcoding, up to the end of the video. Audio of a live source is transcoded
       to AAC, unless it is AAC.
-    - The index of all frames stays in memory and grows by 9 MB per hour at 30 fps. Use `RecordingSink` for endless
-    streams.
+    - Memory use grows by 9 MB per hour at 30 fps. Use `RecordingSink` for endless streams.
 
     Args:
         path: path of the file; an existing file is replaced once the new one is playable.
-        rate: approximate frames per second of the source; also sets the duration of the last frame.
+        rate: approximate frames per second of the source.
         audio_from: file to copy the audio from, usually the source; or the audio of a live source. None for a
             video without audio.
 
@@ -72,7 +70,7 @@ class Mp4Sink:
         """Draw the overlay on one frame and encode it.
 
         Raises:
-            SinkError: if writing fails, such as on a full disk. The next frame starts a new file.
+            SinkError: if writing fails, for example on a full disk. The next call starts a new file.
         """
         self._file.end_if_moved()
         if not self._file:

@@ -94,7 +94,7 @@ class Mp4Writer:
 
     @property
     def unfinished(self) -> int:
-        """Number of written frames that are not in a complete fragment yet. A write error would lose these frames."""
+        """Number of frames that a write error would lose, because their MP4 fragment is incomplete."""
         return self._unfinished
 
     def moved(self) -> bool:
@@ -102,11 +102,11 @@ class Mp4Writer:
         return self._file.moved()
 
     def add(self, frame: Frame, image: RgbImage) -> None:
-        """Copy the audio up to the frame's time, then encode the image.
+        """Encode and write one image, together with the audio up to the frame's timestamp.
 
         Args:
-            frame: frame with the presentation timestamp.
-            image: image to encode, (height, width, 3) uint8 RGB.
+            frame: the frame, for its presentation timestamp.
+            image: the image to encode, (height, width, 3) uint8 RGB.
         """
         if self._last_pts is not None and (too_long := frame.pts - self._last_pts - self._longest) > 0:
             log.warning(
@@ -139,8 +139,7 @@ class Mp4Writer:
         """Write the remaining audio, and convert the fragmented file to an ordinary MP4.
 
         Args:
-            until_pts: presentation timestamp at which the last frame ends. With None, the last frame has the duration
-                of the frame before it.
+            until_pts: presentation timestamp at which the last frame ends; None to repeat the previous frame duration.
         """
         try:
             if self._last_pts is not None and until_pts is not None:
@@ -186,7 +185,7 @@ class Mp4Writer:
                 self._begin_file()
 
     def _begin_file(self) -> None:
-        """Add the live audio track, if audio has arrived, and write the video packets that waited for audio."""
+        """Add the live audio track, if audio has arrived. Then write the queued video packets."""
         if self._live_audio is not None:
             self._audio = self._live_audio.open(self._container, self._muxer)
             self._live_audio = None
@@ -230,9 +229,9 @@ def check_size(path: Path, width: int, height: int) -> None:
 
 
 def _timescale(base: Fraction) -> int:
-    """Return the time scale of an MP4 track in units per second, from the source's time base in seconds.
+    """Return the time scale of an MP4 track (units per second) for a source's time base (seconds per unit).
 
-    The time scale is limited to the range that players support: about 1000 to 1,000,000 units per second.
+    The time scale is in the range that players support: about 1000 to 1,000,000 units per second.
     """
     timescale = base.denominator
     while timescale < 1000:
@@ -245,7 +244,12 @@ def _plain(path: Path) -> Path:
 
 
 def open_mp4(file: PartFile | str, timescale: int) -> OutputContainer:
-    """Open an MP4 for writing that is playable before it is complete, with `timescale` units per second."""
+    """Open a new MP4 that is playable while it is being written.
+
+    Args:
+        file: the file or its path.
+        timescale: units per second of the timestamps.
+    """
     options = {
         # hybrid_fragmented + flush_packets: readable up to the last full fragment after kill -9, and an ordinary MP4
         # after close(). delay_moov: keeps the time of the first frame, which is moved to 0 otherwise.
@@ -260,10 +264,10 @@ def open_mp4(file: PartFile | str, timescale: int) -> OutputContainer:
 
 
 class OpenMp4:
-    """Writes consecutive MP4 files for a sink, one open file at a time. Files of the same format share an encoder.
+    """Writes consecutive MP4 files for a sink, one open file at a time.
 
     Args:
-        rate: approximate frames per second of the source; also sets the duration of the last frame.
+        rate: approximate frames per second of the source.
         audio_from: file or live source of the audio; None for videos without audio.
         from_zero: whether to shift every file so that it starts at 0.
 

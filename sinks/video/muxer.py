@@ -12,7 +12,7 @@ from saccade.sinks.video.packet_times import PacketTimes
 
 
 class Muxer:
-    """Writes packets into a media container. All streams must have been added to the container before.
+    """Writes packets into a media container. Add all streams to the container before the first packet.
 
     Args:
         container: the container; the caller opens and closes it.
@@ -26,7 +26,7 @@ class Muxer:
         """Write a packet in decoding order. Return False if its timestamps do not fit into the file.
 
         Args:
-            packet: packet to write; the timestamps of the file replace its timestamps.
+            packet: packet to write. Its timestamps are replaced by those of the file.
             stream: stream of the container.
 
         Raises:

@@ -13,7 +13,7 @@ _LIMIT = 2**56  # muxers multiply timestamps by time scales
 
 @dataclass(slots=True, frozen=True)
 class Times:
-    """Corrected timestamps of a packet, in units of the output stream."""
+    """Corrected timestamps of a packet, in the time base of the output stream."""
 
     pts: int
     dts: int
@@ -21,21 +21,18 @@ class Times:
 
 
 class PacketTimes:
-    """Computes the timestamps of one stream in an output file.
-
-    FFmpeg rejects a packet if its decoding timestamp (DTS) does not increase or exceeds the presentation timestamp. A
-    gap of 2^31 units or more aborts the process.
+    """Computes timestamps for one stream of an output file that FFmpeg's muxer accepts.
 
     - The file starts at 0; earlier timestamps become 0.
     - A missing timestamp is derived from the packet's other timestamp, or from the previous packet.
-    - If the DTS does not increase, it becomes the previous DTS plus 1 unit.
-    - A packet after a gap that is too long for the file is rejected.
+    - If the decoding timestamp (DTS) does not increase, it becomes the previous DTS plus 1 unit.
+    - A packet after a gap of 2^31 units or more is rejected.
 
     Args:
-        base: seconds per unit of the stream in the file.
+        base: time base of the stream in the file: seconds per unit.
 
     Attributes:
-        base: seconds per unit of the stream in the file.
+        base: time base of the stream in the file: seconds per unit.
 
     Raises:
         ValueError: if `base` is not positive.
@@ -52,13 +49,13 @@ class PacketTimes:
         self._last: int | None = None
 
     def place(self, pts: int | None, dts: int | None, duration: int | None, base: Fraction | None) -> Times | None:
-        """Return the corrected timestamps of the next packet; None if the packet does not fit into the file.
+        """Return the corrected timestamps of the next packet, or None if the packet does not fit into the file.
 
         Args:
             pts: presentation timestamp, or None.
             dts: decoding timestamp, or None.
             duration: duration, or None.
-            base: time base of these three values: seconds per unit; None if unknown.
+            base: seconds per unit of `pts`, `dts` and `duration`; None if unknown.
         """
         shown, decoded, lasts = (self._units(value, base) for value in (pts, dts, duration))
         last = self._last
@@ -71,7 +68,7 @@ class PacketTimes:
             if decoded > LONGEST_UNITS:
                 return None
         else:
-            decoded = max(decoded, last + 1)
+            decoded = max(decoded, last + 1)  # FFmpeg rejects others, and a gap of 2^31 units aborts the process
             if decoded - last > LONGEST_UNITS:
                 return None
             self._step = decoded - last
@@ -83,7 +80,7 @@ class PacketTimes:
         return Times(shown, decoded, lasts)
 
     def _units(self, value: int | None, base: Fraction | None) -> int | None:
-        """Convert a timestamp to units of the output stream; None for a timestamp that is missing or out of range."""
+        """Convert a timestamp to the time base of the output stream. Return None if it is missing or out of range."""
         if value is None or base is None or base <= 0:
             return None
         units = round(value * base / self.base)

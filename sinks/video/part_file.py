@@ -19,12 +19,9 @@ _CHECK_S = 1.0  # between two looks at whether the file is still there
 
 
 class PartFile:
-    """A new file for a fragmented MP4, which `av.open` can write to.
+    """A new file for a fragmented MP4. `av.open` can write to it.
 
-    - The file is named `path.part` until its first fragment is complete, so a killed process never leaves an
-      unplayable `.mp4`.
-    - After an error, `give_up` keeps the playable part, or deletes the file if there is none.
-    - The file is locked until it is closed, so that two processes cannot overwrite each other's output.
+    The file is named `path.part` until players can play it. It is locked until it is closed.
 
     Args:
         path: final path. An existing file is replaced once the new one is playable.
@@ -53,7 +50,7 @@ class PartFile:
 
     @property
     def playable(self) -> bool:
-        """Whether the file contains a complete fragment, so that players can play it."""
+        """Whether players can play the file, because it contains a complete fragment."""
         return self._fragment_end > 0
 
     # ---- for FFmpeg
@@ -80,14 +77,14 @@ class PartFile:
     # ---- for the writer
 
     def publish(self) -> None:
-        """Rename the file to its final name if it contains a complete fragment. Call it after each fragment."""
+        """Rename the file to its final name as soon as it is playable. Call this after each fragment."""
         if self.path != self._final:
             self._walk()
             if self.playable:
                 self._rename()
 
     def begin_end(self) -> None:
-        """Prepare the file for FFmpeg's conversion to an ordinary MP4. `give_up` can then undo the conversion."""
+        """Prepare for FFmpeg's conversion of the file to an ordinary MP4, so that `give_up` can undo it."""
         self._walk()
         self._undo = [(os.fstat(self._file.fileno()).st_size, b"")]
 
@@ -147,7 +144,7 @@ class PartFile:
             os.ftruncate(self._file.fileno(), undo[0][0])
 
     def _walk(self) -> None:
-        """Determine the byte offset at which the last complete fragment of the file ends."""
+        """Find the end of the last complete fragment of the file."""
         descriptor = self._file.fileno()
         size = os.fstat(descriptor).st_size
         while len(head := os.pread(descriptor, 8, self._walked)) == 8:
@@ -161,7 +158,7 @@ class PartFile:
 
 
 def _open_held(path: Path) -> BinaryIO:
-    """Create, lock and empty a file. A killed process may have left a file with the same name."""
+    """Create and lock an empty file. The content of an existing file is discarded."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:

@@ -34,11 +34,9 @@ SUFFIXES = (".mp4", ".m4v")
 class RecordingSink:
     """Records frames with their overlay as a sequence of MP4 files (segments).
 
-    - Each file starts at time 0. Its last frame is shown until the first frame of the next file, so no time is lost
-      between files.
-    - A new file starts after `length_s`, after a long gap, or if the frame size changes.
-    - If a file cannot be written, or is deleted or moved, the next frame starts a new file. A killed process loses at
-      most 2 s of the current file.
+    - The timestamps of each file start at 0.
+    - A new file starts after `length_s`, after a long gap, if the frame size changes, or after an error.
+    - A killed process loses at most 2 s of the current file.
     - Existing files are never replaced. A second file of the same name gets `-1` before its suffix.
 
     Args:
@@ -75,10 +73,10 @@ class RecordingSink:
             raise SinkError(str(error).replace(str(self._names.root / "segment"), self._names.pattern)) from None
 
     def write(self, frame: Frame, result: Result, latency: Latency) -> None:
-        """Draw the overlay on one frame and encode it. Start a new file if a segment starts.
+        """Draw the overlay on one frame and encode it into the current or a new file.
 
         Raises:
-            SinkError: if writing fails, such as on a full disk. The next frame starts a new file.
+            SinkError: if writing fails, for example on a full disk. The next call starts a new file.
         """
         seamless = self._segmenter.is_continuous(frame.pts, frame.time_base)
         if self._segmenter.starts_segment(frame.pts, frame.time_base, frame.shown_size):
@@ -126,10 +124,10 @@ class RecordingSink:
 
 
 def open_mp4(target: str, hints: SourceHints) -> Sink:
-    """Create a sink for one MP4 file (`out.mp4`) or for a segmented recording.
+    """Create a sink for one MP4 file or for a recording of several MP4 files.
 
-    A recording has a path with time placeholders such as `%H%M`, or options as in
-    `out.mp4?segment=10m&keep=7d&max_gb=50`.
+    A target such as `out.mp4` means one file. Time placeholders (`door-%H%M.mp4`) or options
+    (`out.mp4?segment=10m&keep=7d&max_gb=50`) mean a recording.
 
     Raises:
         SinkError: if an option is invalid or the file cannot be written.

@@ -30,7 +30,7 @@ class Segmenter:
     time base changes, or if a timestamp does not increase.
 
     Args:
-        length_s: duration of a file in seconds, without the display time of its last frame.
+        length_s: duration of a file in seconds.
     """
 
     __slots__ = ("_base", "_last", "_length_s", "_size", "_start")
@@ -88,13 +88,18 @@ class SegmentNames:
 
     @property
     def root(self) -> Path:
-        """Folder before the first component of the path that has a time placeholder. The folder must exist."""
+        """The longest leading folder of the path without time placeholders. The folder must exist."""
         parts = Path(self.pattern).parts
         fixed = next(n for n, part in enumerate(parts) if _DIRECTIVE.search(part))
         return Path(*(part.replace("%%", "%") for part in parts[:fixed]))
 
     def at(self, time: datetime, number: int = 0) -> Path:
-        """Return the path of a segment that starts at `time`. `number` (from 0) distinguishes equal times."""
+        """Return the path of a segment.
+
+        Args:
+            time: start time of the segment.
+            number: 0, or a number to append to the name if the path is already used.
+        """
         path = Path(time.strftime(self.pattern))
         return path.with_name(f"{path.stem}-{number}{path.suffix}") if number else path
 
@@ -104,7 +109,7 @@ class SegmentNames:
         return len(Path(self.pattern).parts) - len(self.root.parts) - 1
 
     def owns(self, path: Path) -> bool:
-        """Return whether a file belongs to the recording, by its name. Includes earlier runs and unfinished files."""
+        """Return whether the name of a file belongs to this recording. Earlier runs and unfinished files count."""
         return self._mine.fullmatch(str(path)) is not None
 
     @cached_property

@@ -56,10 +56,10 @@ class FeedTarget:
 
     @classmethod
     def parse(cls, text: str) -> FeedTarget:
-        """Parse `ws://HOST:PORT/PATH?token=…` or `wss://…&cert=FILE&key=FILE`. All parts are optional.
+        """Parse a listening address such as `ws://HOST:PORT/PATH?token=…` or `wss://HOST:PORT?cert=FILE&key=FILE`.
 
         Raises:
-            SinkError: if the address is invalid, or would be open to the network without a token.
+            SinkError: if the address is invalid, or other machines can reach it and it has no token.
         """
         shown = redact_target(text)
         try:
@@ -87,7 +87,7 @@ class FeedTarget:
         return cls(host, port, parts.path or "/", token, origins, max_clients, tls)
 
     def admit(self, request: str, origins: Sequence[str], authorizations: Sequence[str]) -> Subscription:
-        """Check a WebSocket client's request, and return the subscription that its query selects.
+        """Check the request of a WebSocket client. Return the subscription from the query of its URL.
 
         Args:
             request: path and query of the request.
@@ -117,7 +117,7 @@ class FeedTarget:
 
 
 def _tokens(query: str, authorizations: Sequence[str]) -> list[str]:
-    """Return the tokens in a request's headers and query. Browsers cannot set headers for a WebSocket."""
+    """Return all access tokens in a request: in the query, and in `Authorization` headers."""
     pairs = [line.partition(" ") for line in authorizations]
     bearer = [given.strip() for kind, _, given in pairs if kind.lower() == "bearer"]
     return bearer + parse_qs(query).get("token", [])

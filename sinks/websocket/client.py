@@ -22,7 +22,7 @@ _MAX_REQUEST_BYTES = 16 * 1024
 
 @dataclass(slots=True)
 class Counters:
-    """Numbers of sent and of dropped records, summed over all WebSocket clients since the start of the server."""
+    """How many records were sent and dropped, summed over all WebSocket clients since the start of the server."""
 
     sent: int = 0
     dropped: int = 0
@@ -40,7 +40,7 @@ class Client:
         self._finishing = False
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Replace the client's subscription. Messages that are already queued are still sent."""
+        """Replace the client's subscription. Queued messages of the old subscription are still sent."""
         self.subscription = subscription
         self._outbox.newest = subscription.mode == "newest"
 
@@ -49,7 +49,7 @@ class Client:
 
         Args:
             message: message to queue.
-            lost_before: number of records of the stream that were dropped directly before this message.
+            lost_before: number of records of this stream that were dropped just before this message.
         """
         if message.stream and not self.subscription.includes(message.stream):
             return
@@ -88,14 +88,11 @@ class Client:
 
 
 class Connection(ServerConnection):
-    """A WebSocket connection with limits that the package websockets lacks.
-
-    It limits the number of connections, the size of a request, and the number of bytes that the client has not read.
+    """A WebSocket connection that also limits the number of connections, the request size and the unsent data.
 
     Args:
-        connections: all open connections. Each connection adds and removes itself.
-        max_connections: maximum number of connections. Further connections are refused before the TLS handshake, which
-            needs 300 kB of memory.
+        connections: set of all open connections, which the connection updates.
+        max_connections: maximum number of connections; further clients are refused.
         open_s: timeout of the TLS handshake in seconds.
     """
 

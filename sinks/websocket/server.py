@@ -6,7 +6,7 @@
     …&origin=https://example.org                          allows that page to connect; may be repeated
     …&max_clients=32                                      maximum number of connected clients
 
-A complete client. Adding `?stream=door&stream=yard&mode=newest` to its URL would limit the subscription:
+An example of a client. To receive only some streams, add `?stream=door&stream=yard` to its URL:
 
     import json
     from websockets.sync.client import connect
@@ -64,9 +64,8 @@ _BETWEEN_MESSAGES_S = 0.05  # so that a client that sends without end costs the 
 class WebSocketSink:
     """WebSocket server that sends each record to all subscribed clients. It runs in its own thread.
 
-    Each client has a queue of 256 records or 2 MiB, so that no client delays the pipeline. For a slow client, the
-    oldest records are dropped. The client then receives the number of dropped records. A client that reads nothing for
-    `write_timeout_s` seconds is disconnected.
+    Each client has its own queue of 256 records (at most 2 MiB). If a client is slow, its oldest records are dropped,
+    and the client is told how many. A client that reads nothing for `write_timeout_s` seconds is disconnected.
 
     Args:
         target: address to listen on; see the module's description.
@@ -153,7 +152,7 @@ class WebSocketSink:
             self._post(notice(event["stream"], event=dict(event)), ends=False)
 
     def close(self) -> None:
-        """Send the queued messages, then disconnect all clients, within 3 s. A second call does nothing."""
+        """Send the queued messages and disconnect all clients. This takes at most 3 s. A second call does nothing."""
         with self._lock:
             closed, self._closed = self._closed, True
             if not closed:
