@@ -1,1 +1,1 @@
-"""Training of the model nano: data, augmentation, losses and the training loop. Not used at run time."""
+"""Training of Saccade's own model "nano": data, augmentation, losses and the training loop. Not used at run time."""

@@ -1,8 +1,7 @@
-"""Training targets and losses of nano's text decoder.
+"""Training targets and losses for the text decoder of the model "nano".
 
-A prompt asks for one class, with the task `detect` or `point`. The target output lists the boxes of this class that
-nano's detector found, best first. These box targets need no labels. The target of an object's score is 1 if the object
-is correct, else 0. The trained score is therefore a calibrated probability.
+A prompt asks for the objects of one class. The target output lists the boxes of this class that the model's own
+detector found, with a score of 1 for each correct box and 0 for each false one.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ _PROMOTED = 0.45  # of the detector: a doubtful box that it finds this surely is
 
 @dataclass(slots=True)
 class Answers:
-    """Target outputs for P prompts on each of B augmented images, with at most O detected objects per prompt.
+    """Training targets for the text decoder: P prompts on each of B images, with up to O objects per prompt.
 
     Attributes:
         classes: (B, P) int64 class ID of each prompt.
         points: (B, P) bool, True for a point prompt.
         boxes: (B, P, O, 4) float, cx cy w h as fractions of the image, best detection first.
         count: (B, P) int64 number of objects per prompt.
-        right: (B, P, O) float target of the object's score: 1 if the object is correct, else 0.
-        weight: (B, P, O) float loss weight; 0 for padding and for objects of unlabelled classes.
+        right: (B, P, O) float target for the score of each object: 1 if its box is correct, else 0.
+        weight: (B, P, O) float loss weight of the score; 0 for padding and unlabelled classes.
     """
 
     classes: torch.Tensor
@@ -61,10 +60,14 @@ def similar_classes(classes: tuple[str, ...], device: torch.device) -> torch.Ten
 
 
 def judge(finds: CropDetections, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Match K detections in each of B augmented images with the labels.
+    """Compare detections with the labels of the images.
+
+    Args:
+        finds: K detections in each of B images.
+        batch: the B images with their labels.
 
     Returns:
-        (B, K) float, 1 for correct detections and 0 for false ones; and (B, K) float loss weights.
+        (B, K) float score targets, 1 for correct detections and 0 for false ones; and (B, K) float loss weights.
     """
     centre, size = batch.boxes[..., :2], batch.boxes[..., 2:]
     low, high = centre - size / 2, centre + size / 2
@@ -97,10 +100,9 @@ def choose(
     n_objects: int,
     judged: tuple[torch.Tensor, torch.Tensor],
 ) -> Answers:
-    """Choose random prompts for each of B augmented images, and return their target outputs.
+    """Choose random prompts for each of B augmented images, and return their training targets.
 
-    Classes in the image and similar-looking classes are more likely. One prompt asks for a class that is not in the
-    image.
+    Most prompts ask for classes in the image or for similar-looking classes. One prompt asks for an absent class.
 
     Args:
         finds: detections in the images.
@@ -108,7 +110,7 @@ def choose(
         similar: (classes, classes) bool, True for similar-looking classes; see `similar_classes`.
         n_prompts: number of prompts per image.
         n_objects: maximum number of objects per prompt.
-        judged: correctness and loss weights of the detections; see `judge`.
+        judged: score targets and loss weights of the detections; see `judge`.
     """
     n_classes, device = len(similar), similar.device
     one_hot = F.one_hot(batch.labels.clamp(min=0), n_classes).bool() & (batch.labels >= 0).unsqueeze(-1)
@@ -146,7 +148,7 @@ def choose(
 
 
 def sequence_mask(prefix: int, prompts: int, length: int) -> torch.Tensor:
-    """Return the attention mask (S, S) bool of the sequence [image prefix, prompt 1, prompt 2, …]. True means allowed.
+    """Return a square bool attention mask for an image prefix followed by several prompts. True allows attention.
 
     Each position of a prompt attends to the prefix and to earlier positions of the same prompt.
     """
@@ -181,16 +183,16 @@ class Answerer(nn.Module):
     def forward(
         self, tokens: torch.Tensor, class_ids: torch.Tensor, points: torch.Tensor, boxes: torch.Tensor
     ) -> torch.Tensor:
-        """Run the decoder with teacher forcing.
+        """Run the text decoder with teacher forcing.
 
         Args:
             tokens: (B, n_tokens, dim) image tokens.
             class_ids: (B, P) int64 token IDs of the class names.
             points: (B, P) bool, True for a point prompt.
-            boxes: (B, P, O, 4) boxes of the answers, cx cy w h, as decoder inputs.
+            boxes: (B, P, O, 4) target boxes, cx cy w h.
 
         Returns:
-            (B, P, 3 O, dim) hidden states from which each decoding step samples.
+            (B, P, 3 O, dim) hidden states: one per decoding step, three steps per box.
         """
         model, (b, p) = self.model, class_ids.shape
         bos = model.text.embed(torch.full((b, 1), model.config.tokenizer.bos_id, device=tokens.device))
@@ -210,16 +212,21 @@ class Answerer(nn.Module):
         return stated[:, :, self.n_head + self.suffix :]  # type: ignore[no-any-return]
 
     def steps(self, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the output type and the object index of each decoding step, both (B, P, 3 O) int64.
+        """Return what each decoding step outputs, and for which object, both (B, P, 3 O) int64.
 
-        Output types are 0 (x coordinate, or the end of the output), 1 (y coordinate) and 2 (width and height).
+        The output is 0 (x coordinate or end of the list), 1 (y coordinate) or 2 (width and height).
         """
         flag = points.long()
         return self.kinds[flag], self.objects[flag]  # type: ignore[index]
 
 
 def read_back(boxes: torch.Tensor, noise: float) -> torch.Tensor:
-    """Return boxes (…, 4) cx cy w h with random noise in proportion to their size, rounded to the decoder's bins."""
+    """Return boxes (…, 4) cx cy w h with random noise, rounded to the values that the decoder can output.
+
+    Args:
+        boxes: boxes as fractions of the image.
+        noise: standard deviation of the noise, relative to the box size.
+    """
     centre, size = boxes[..., :2], boxes[..., 2:]
     centre = centre + torch.randn_like(centre) * size * noise
     size = size * torch.exp(torch.randn_like(size) * noise)
@@ -228,15 +235,15 @@ def read_back(boxes: torch.Tensor, noise: float) -> torch.Tensor:
 
 
 def answer_losses(answerer: Answerer, hidden: torch.Tensor, answers: Answers, room: int) -> dict[str, torch.Tensor]:
-    """Return the mean losses of the text decoder: `start` for object scores, and `x`, `y`, `w` and `h` for boxes.
+    """Return the mean losses of the text decoder: `start` for the scores, and `x`, `y`, `w` and `h` for the boxes.
 
-    The result also contains the metric `off`: the fraction of x coordinates with an error of more than two bins.
+    The result also contains the metric `off`: the fraction of x coordinates that are wrong by more than two bins.
 
     Args:
         answerer: module that computed `hidden`.
         hidden: (B, P, 3 O, dim) hidden states.
-        answers: prompts with target outputs.
-        room: maximum number of objects in the box losses. It fixes the shapes of the tensors.
+        answers: prompts with their training targets.
+        room: maximum number of objects that the box losses use.
     """
     model = answerer.model
     kind, which = answerer.steps(answers.points)

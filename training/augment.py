@@ -17,14 +17,14 @@ _FAR = 1.0, 2.0  # sides of a far view's windows, in those of an image
 
 @dataclass(slots=True)
 class Batch:
-    """B augmented images (views) with their labels.
+    """A batch of B augmented images with their labels.
 
     Attributes:
         images: (B, 3, height, width) float from -1 to 1.
-        boxes: (B, M, 4) float32 cx cy w h as fractions of the view.
+        boxes: (B, M, 4) float32 cx cy w h as fractions of the image.
         labels: (B, M) int64 class IDs, -1 for padding.
-        sure: (B, M) bool, False for boxes with an uncertain label, which are ignored in the loss.
-        unknown: (B, classes) bool, True if objects of the class are not labelled in the view.
+        sure: (B, M) bool, False for boxes with an uncertain label. The losses ignore these boxes.
+        unknown: (B, classes) bool, True if objects of the class are not labelled in the image.
     """
 
     images: torch.Tensor
@@ -37,15 +37,15 @@ class Batch:
 def make_batch(
     split: Split, index: torch.Tensor, size: tuple[int, int], mosaic: float, keep: int = 48, far: float = 0.0
 ) -> Batch:
-    """Create a batch of randomly augmented images (views).
+    """Create a batch of randomly augmented images.
 
     Args:
-        split: images on the GPU.
-        index: (B,) int64 indices of the images.
-        size: height and width of a view in pixels; even numbers.
-        mosaic: fraction of views, 0 to 1, that combine the image with three random images in a 2×2 grid.
-        keep: maximum number of boxes per view. The largest boxes are kept.
-        far: fraction of views, 0 to 1, that combine four shrunk images in the same way.
+        split: dataset images on the GPU.
+        index: (B,) int64 indices of the images to augment.
+        size: height and width of the augmented images in pixels; even numbers.
+        mosaic: fraction of augmented images that are mosaics: the image and three random images in a 2×2 grid.
+        keep: maximum number of boxes per augmented image. The largest boxes are kept.
+        far: fraction of augmented images that are mosaics of shrunk images.
     """
     n_mosaic, n_far = int(len(index) * mosaic), int(len(index) * far)
     parts = []
@@ -80,7 +80,7 @@ def _uniform(like: torch.Tensor, low: float, high: float) -> torch.Tensor:
 def _view(
     split: Split, index: torch.Tensor, size: tuple[int, int], zoom: tuple[float, float], identity: float
 ) -> Batch:
-    """Return a random crop of each image; half of them are mirrored. `identity` is the probability of no crop."""
+    """Return a random crop of each image, or the whole image with the probability `identity`, randomly mirrored."""
     device = index.device
     one = torch.ones(len(index), device=device)
     scale = torch.exp(_uniform(one, torch.tensor(zoom[0]).log().item(), torch.tensor(zoom[1]).log().item()))
@@ -119,10 +119,7 @@ def _sample(
     mirror: torch.Tensor,
     finer: int,
 ) -> torch.Tensor:
-    """Resize crops of images to `size` (height and width in pixels), with anti-aliasing by supersampling.
-
-    The result is close to the area filter that inference uses.
-    """
+    """Resize crops of images to `size` (height and width in pixels), with anti-aliasing by supersampling."""
     height, width = size
     more = finer * (2 if width < SIDE * 0.75 else 1)
     device = index.device
@@ -138,10 +135,7 @@ def _sample(
 
 
 def _join(cells: Batch, n: int) -> Batch:
-    """Combine groups of four views into one 2×2 view (mosaic).
-
-    If a class is unlabelled in one of the four views, it is unlabelled in the result.
-    """
+    """Combine each group of four images into one mosaic (2×2 images) with their labels."""
     height, width = cells.images.shape[2:]
     grid = cells.images.view(n, 2, 2, 3, height, width).permute(0, 3, 1, 4, 2, 5).reshape(n, 3, 2 * height, 2 * width)
     corner = torch.tensor([[0.0, 0.0], [0.5, 0.0], [0.0, 0.5], [0.5, 0.5]], device=grid.device)
@@ -154,11 +148,7 @@ def _join(cells: Batch, n: int) -> Batch:
 
 
 def _recolour(images: torch.Tensor) -> torch.Tensor:
-    """Augment the colours of images.
-
-    Change the brightness, contrast and saturation of each image. Change the white balance of random images, convert
-    random images to grey, and blur or add noise to random images.
-    """
+    """Randomly change the brightness, contrast, saturation and white balance of images. Blur some images."""
     n = len(images)
 
     def chance(p: float) -> torch.Tensor:

@@ -1,15 +1,15 @@
-"""Initial weights with which nano's text decoder copies the detections from the image tokens to its output.
+"""Initial weights for the text decoder of the model "nano": the decoder copies the detections from the image tokens.
 
 A decoder with random weights would first have to learn this copying. Attention heads of three blocks copy as follows:
 
-    block  head  querying token          attends to                             copies
+    block  head  query at                attends to                             copies
     0      0     end of the prompt       the previous token                     class name
-    1      0     width and height        detection after the one of this size   x
-    1      1     x                       detection with this x                  y
-    1      2     y                       detection with this y                  width and height
-    2      0     end of the prompt       first detection of the class           x
+    1      0     width and height        the next detection in the list         x
+    1      1     x                       the detection with this x              y
+    1      2     y                       the detection with this y              width and height
+    2      0     end of the prompt       the first detection of the class       x
 
-Training then changes all weights. The model must have a width of 192, 3 heads, and region heads without hidden layers.
+The model must have a width of 192, 3 heads, and region heads without hidden layers.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _WORD, _STATED_WIDTH, _STATED_HEIGHT, _STATED_PLACE, _SAY = _BEFORE_W, _X, _Y, _
 
 @torch.no_grad()
 def wire(model: Moondream, words: torch.Tensor) -> None:
-    """Set the initial weights of a new model so that its text decoder copies detections to its output.
+    """Initialize the text decoder of a new model, so that it copies the detector's boxes to its output.
 
     Args:
-        model: a model with a detector as vision encoder. The weights of the detector do not change.
+        model: a model whose vision encoder is a detector. The weights of the detector do not change.
         words: (classes,) int64 token IDs of the class names.
 
     Raises:
@@ -103,7 +103,7 @@ def wire(model: Moondream, words: torch.Tensor) -> None:
 
 
 def _embed_answers(model: Moondream) -> None:
-    """Set the coordinate and size encoders so that they encode numbers as Fourier features, like the image tokens."""
+    """Initialize the coordinate and size encoders, so that they output the Fourier features of their input."""
     region = model.region
     half = region.config.coord_feat_dim // 2
     nn.init.normal_(region.coord_features, std=6.0)
@@ -127,13 +127,13 @@ def _embed_answers(model: Moondream) -> None:
 
 
 def _waves(start: int, octaves: int = OCTAVES) -> torch.Tensor:
-    """Return the channel indices of the cosines and sines (Fourier features) that encode one number."""
+    """Return the channels that hold the Fourier features (cosines and sines) of one number."""
     at = torch.arange(octaves)
     return torch.cat([start + at, start + OCTAVES + at])
 
 
 def _look_one_back(block: Block, head: int, places: torch.Tensor) -> None:
-    """Set the weights of attention head 0 so that each token copies the channels `places` of the previous token."""
+    """Initialize attention head 0 of a block, so that each token copies the channels `places` of the previous token."""
     qkv, half, dim = block.attn.qkv, head // 4, block.attn.config.dim
     angles = 10000.0 ** -(torch.arange(half) / half)  # of one position, as `rotation_table` has them
     for start in (0, dim):
@@ -146,10 +146,7 @@ def _look_one_back(block: Block, head: int, places: torch.Tensor) -> None:
 
 
 def _look_up(block: Block, number: int, asked: torch.Tensor, held: torch.Tensor, gain: float) -> None:
-    """Set the query and key weights of attention head `number`.
-
-    Queries are read from the channels `asked` of a token, and keys from the channels `held`.
-    """
+    """Initialize an attention head whose queries read the channels `asked`, and whose keys read the channels `held`."""
     qkv, config = block.attn.qkv, block.attn.config
     start, free = number * config.head_dim, config.rotary_dim
     for first, places in ((start, asked), (config.dim + start, held)):
@@ -159,10 +156,7 @@ def _look_up(block: Block, number: int, asked: torch.Tensor, held: torch.Tensor,
 
 
 def _carry(block: Block, number: int, found: torch.Tensor, stated: torch.Tensor, gain: float) -> None:
-    """Set the value and output weights of attention head `number`.
-
-    Values are read from the channels `found`, multiplied by `gain` and added to the channels `stated`.
-    """
+    """Initialize an attention head, so that it adds the channels `found`, times `gain`, to the channels `stated`."""
     qkv, proj, config = block.attn.qkv, block.attn.proj, block.attn.config
     start = number * config.head_dim
     first = 2 * config.dim + start
@@ -175,7 +169,7 @@ def _carry(block: Block, number: int, found: torch.Tensor, stated: torch.Tensor,
 
 
 def _read_out(decoder: nn.Module, places: list[int], steps: float) -> None:
-    """Set the weights of a decoder that computes a coordinate or size from Fourier features in channels `places`."""
+    """Initialize a decoder, so that it outputs the numbers whose Fourier features begin at the channels `places`."""
     assert isinstance(decoder, nn.Linear)
     bins = decoder.out_features // len(places)
     turns = (torch.arange(bins) / steps).unsqueeze(1) * 2.0 ** torch.arange(OCTAVES) * math.pi

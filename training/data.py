@@ -37,7 +37,7 @@ class Split:
         sizes: (N, 2) float32, width and height of the image as fractions of SIDE.
         boxes: (N, SLOTS, 4) float32, x1 y1 x2 y2 as fractions of the image; zeros for padding.
         labels: (N, SLOTS) int64 class IDs, -1 for padding.
-        sure: (N, SLOTS) bool, False for boxes with an uncertain label, which are ignored in the loss.
+        sure: (N, SLOTS) bool, False for boxes with an uncertain label. The losses ignore these boxes.
         unknown: (N, classes) bool, True if objects of the class are not labelled in the image.
     """
 
@@ -50,7 +50,7 @@ class Split:
     unknown: torch.Tensor
 
     def to(self, device: torch.device) -> Split:
-        """Return a copy of the split on `device`."""
+        """Return the dataset split with its tensors on `device`."""
         tensors = (self.images, self.sizes, self.boxes, self.labels, self.sure, self.unknown)
         return Split(self.classes, *(tensor.to(device) for tensor in tensors))
 
@@ -116,7 +116,11 @@ def read_images(folder: Path, records: list[dict[str, Any]]) -> dict[str, bytes]
 
 
 def open_image(encoded: dict[str, bytes], name: str) -> Image.Image:
-    """Decode the image `name` to RGB. `encoded` contains JPEG or PNG files by image ID; see `read_images`.
+    """Return a decoded image in RGB.
+
+    Args:
+        encoded: JPEG or PNG data of all images, by image ID; see `read_images`.
+        name: ID of the image to decode.
 
     Raises:
         PackError: if the image is corrupt.

@@ -1,7 +1,7 @@
 """Losses of the detector: supervised losses, and distillation from a detector that was trained on COCO.
 
-Training starts with the weights of this COCO detector. Its scores are additional targets for the classes of COCO, so
-that the trained detector does not forget these classes.
+Training starts with the weights of the COCO detector. Distillation keeps the trained detector from forgetting the
+classes of COCO.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Assigned:
 def detector_losses(
     seen: Evidence, start: Evidence, batch: Batch, part_class: int, known: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Return four scalar losses of the detector by name.
+    """Return the losses of the detector by name.
 
     - `classes`: focal loss of the class scores.
     - `boxes`: generalized IoU loss of the boxes.
-    - `bins`: distribution focal loss of the distances to the box sides.
-    - `keep`: KL divergence of these distances from those of the COCO detector (distillation).
+    - `bins`: distribution focal loss of the distances from a grid cell to the box sides.
+    - `keep`: distillation loss: KL divergence from the distances that the COCO detector predicts.
 
     Args:
         seen: output of the trained detector for N augmented images.
@@ -124,7 +124,7 @@ def assign(
 ) -> Assigned:
     """Assign each labelled box to the grid cells that predict its class and box best (TOOD, arXiv:2108.07755).
 
-    If no grid cell predicts the box well, the box is assigned to grid cells near its centre with a suitable stride.
+    A prior prefers grid cells near the box centre whose stride fits the box size.
 
     Args:
         boxes: (N, P, 4) predicted boxes in pixels.

@@ -1,9 +1,9 @@
-"""Converts the published weights of the detector PP-PicoDet-S to initial weights of Saccade's model nano.
+"""Converts the published weights of the detector PP-PicoDet-S to initial weights for Saccade's model "nano".
 
     python -m training.import_picodet start-picodet-s.safetensors picodet.safetensors
 
-The weights are those of PaddleDetection (github.com/PaddlePaddle/PaddleDetection, Apache License 2.0, see NOTICE),
-trained on COCO. Batch norms are folded into the convolutions.
+The published weights come from PaddleDetection (github.com/PaddlePaddle/PaddleDetection, Apache License 2.0, see
+NOTICE), trained on COCO. Batch norms are folded into the convolutions.
 """
 
 from __future__ import annotations
@@ -52,13 +52,15 @@ _MEAN, _SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def convert(start: Mapping[str, torch.Tensor], classes: Sequence[str], n_boxes: int) -> dict[str, torch.Tensor]:
-    """Convert the published weights of a COCO detector to a state dict of `PicoDet(len(classes), n_boxes)`.
+    """Convert the published weights of a COCO detector to a state dict of `PicoDet`.
 
-    The weights of classes that are not in COCO are initialized from the class person, with a lower bias. If `n_boxes`
-    is above 1, all boxes of a grid cell have the same initial weights.
+    Args:
+        start: the published weights by tensor name.
+        classes: classes of the new detector. Classes that are not in COCO get the weights of "person".
+        n_boxes: number of boxes per grid cell of the new detector.
 
     Raises:
-        ValueError: for the first tensor that is missing, unknown or has another shape.
+        ValueError: if a tensor is missing, is unknown or has a wrong shape.
     """
     state: dict[str, torch.Tensor] = {}
     for name, tensor in start.items():
@@ -89,7 +91,7 @@ def convert(start: Mapping[str, torch.Tensor], classes: Sequence[str], n_boxes: 
 
 
 def main() -> None:
-    """Run the command line: convert the published tensors for the classes in a model's config.json."""
+    """Run the command line: convert the published weights, and keep the classes of the model's config.json."""
     parser = argparse.ArgumentParser(
         description="Convert the published weights of PP-PicoDet-S to weights of nano's detector."
     )

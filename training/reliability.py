@@ -1,10 +1,9 @@
-"""Measures the calibration of scores: the precision of detections for each range of scores.
+"""Measures the calibration of scores: the precision of the detections in each score bin.
 
     python -m training.reliability DATASET --svg reliability-windows.svg
 
-Three inputs are compared: an image, a downscaled Full HD frame that contains the image, and this frame with one crop
-(window) at full resolution, as in `saccade run --saccades`. The SVG file contains a reliability diagram with one curve
-per input.
+Three inputs are compared: an image, a downscaled Full HD frame that contains the image, and this frame with one zoom
+window, as in `saccade run --saccades`. The SVG file contains a reliability diagram with one curve per input.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ Rect = tuple[float, float, float, float]
 
 @dataclass(slots=True)
 class Counted:
-    """For each score bin: the number of detections, the number of correct detections, and the sum of all scores."""
+    """Counts per score bin: detections, correct detections, and the sum of the scores."""
 
     answers: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BINS) - 1, np.int64))
     right: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BINS) - 1, np.int64))
     scores: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(BINS) - 1))
 
     def note(self, score: float, *, right: bool) -> None:
-        """Count one detection. `right` is True if the detection is correct."""
+        """Count a detection in the bin of its score. `right` states whether the detection is correct."""
         at = min(len(BINS) - 2, max(0, int(np.searchsorted(BINS, score, side="right")) - 1))
         self.answers[at] += 1
         self.right[at] += right
@@ -63,12 +62,12 @@ class Counted:
 
 
 def judge(found: Iterable[Box], sure: Sequence[Rect], maybe: Sequence[Rect]) -> list[tuple[float, bool]]:
-    """Return the score of each detection and whether it is correct, best first. Skip detections of uncertain boxes.
+    """Return the score of each detection, and whether the detection is correct. The highest score is first.
 
     Args:
         found: detections of the model.
         sure: labelled boxes.
-        maybe: labelled boxes with an uncertain label.
+        maybe: boxes with an uncertain label. Detections of these boxes are skipped.
     """
     left, judged = list(sure), []
     for one in sorted(found, key=lambda box: -box.score):
@@ -90,9 +89,7 @@ def _shared(a: Rect, b: Rect) -> tuple[float, float]:
 
 
 def measure(engine: Engine, folder: Path, limit: int | None, classes: Sequence[str] = CLASSES) -> dict[str, Counted]:
-    """Count the detections in the images of the split `val` by score bin, for each of three inputs.
-
-    The inputs are the image, a Full HD frame that contains the image, and this frame with a crop (window) of the image.
+    """Count the detections in the validation images by score bin, for each of the three inputs.
 
     Raises:
         PackError: if the folder is not a dataset folder.
@@ -131,7 +128,7 @@ def measure(engine: Engine, folder: Path, limit: int | None, classes: Sequence[s
 
 
 def _around(shown: tuple[int, int, int, int], size: tuple[int, int], dice: np.random.Generator) -> tuple[int, int]:
-    """Return a random position (x, y) in pixels for a window of `size` that contains the rectangle `shown`."""
+    """Return a random position (x, y) in pixels of a zoom window that contains the rectangle `shown`."""
     begins = []
     for at, long, window, most in zip(shown[:2], shown[2:], size, _FRAME, strict=True):
         rim = min(0.05 * window, (window - long) / 2)
@@ -141,16 +138,13 @@ def _around(shown: tuple[int, int, int, int], size: tuple[int, int], dice: np.ra
 
 
 def _placed(box: Sequence[float], at: Rect) -> Rect:
-    """Convert a box in normalized coordinates of an image to normalized coordinates of the frame around the image.
-
-    `at` is the image's position and size (x, y, width, height) as fractions of the frame.
-    """
+    """Convert a box from normalized coordinates of an image to those of the frame that contains the image at `at`."""
     x1, y1, x2, y2 = box[:4]
     return at[0] + x1 * at[2], at[1] + y1 * at[3], at[0] + x2 * at[2], at[1] + y2 * at[3]
 
 
 def table_of(counted: dict[str, Counted]) -> str:
-    """Return a text table of the precision for each score bin, with the number of detections in brackets."""
+    """Return a text table of the precision and the number of detections in each score bin."""
     names = [f"–{high:g}" for high in BINS[1:]]
     lines = [f"{'score':<18}" + "".join(f"{name:>12}" for name in names) + f"{'error':>8}"]
     for way, one in counted.items():

@@ -1,8 +1,8 @@
 """Evaluates a model on a dataset folder: AP, precision, recall and specificity for each class.
 
-    python -m training.score DATASET --model OUT
+    python -m training.score DATASET --model FOLDER
 
-A class is not evaluated on images in which its objects are not labelled (`unknown`). Boxes with an uncertain label
+An image on which a class is not labelled (`unknown`) is not used for this class. Boxes with an uncertain label
 (`maybe`) are ignored. Requires pycocotools.
 """
 
@@ -41,12 +41,12 @@ class ClassScore:
     Attributes:
         name: name of the class.
         boxes: number of labelled boxes.
-        images: number of images on which the model was asked for the class.
+        images: number of images on which the class was evaluated.
         ap50: average precision at an IoU of 0.5 (COCO's 101-point interpolation).
         ap: mean of the average precision at IoUs from 0.50 to 0.95.
         precision: precision at a score threshold of 0.5 and an IoU of 0.5.
         recall: recall at a score threshold of 0.5 and an IoU of 0.5.
-        empty: specificity: fraction of the images without the class in which no detection has a score above 0.5.
+        empty: specificity: among images without the class, the fraction without a detection above a score of 0.5.
     """
 
     name: str
@@ -63,8 +63,8 @@ class ClassScore:
 class Evaluation:
     """Scores of all classes, and means over the classes with labelled boxes.
 
-    `empty` is the specificity over all classes: the fraction of pairs of an image and an absent class in which no
-    detection has a score above 0.5.
+    Attributes:
+        empty: specificity over all classes and images.
     """
 
     classes: tuple[ClassScore, ...]
@@ -97,15 +97,15 @@ def evaluate(
     progress: Callable[[int, int], None] = print,
     tiles: int = 1,
 ) -> Evaluation:
-    """Run the engine on a split of a dataset, and score its detections.
+    """Detect objects in the images of a dataset split, and score the detections.
 
     Args:
-        engine: the engine. On every image, it detects all classes of the dataset that its model knows.
+        engine: engine with the model to evaluate.
         folder: dataset folder (classes.txt, labels.jsonl.gz, images-NN.tar).
         split: name of the split, such as 'train' or 'val'.
         limit: maximum number of images.
         progress: callback (done, total) after each image.
-        tiles: number of image tiles along each side; 1 uses only the whole image.
+        tiles: number of tiles per side into which each image is cut; 1 uses only the whole image.
 
     Raises:
         EngineError: if the folder is not a dataset folder, or if pycocotools is missing.
@@ -177,7 +177,7 @@ def _score(name: str, sheets: Sequence[_Sheet]) -> ClassScore:
 
 
 def _match(sheets: Sequence[_Sheet]) -> Any:
-    """Match detections with the labels of one class by COCO's rules. Uncertain labels are ignored (crowd regions)."""
+    """Match the detections of one class with its labels by COCO's rules. Uncertain labels count as crowd regions."""
     coco_api, coco_eval = _coco()
     labels: list[dict[str, Any]] = []
     finds: list[dict[str, Any]] = []
@@ -231,7 +231,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def table_of(scores: Evaluation) -> str:
-    """Return a table of the scores of all classes and of their means, in percent."""
+    """Return a text table of the scores in percent, with one row per class and a row of means."""
 
     def percent(value: float | None) -> str:
         return "–" if value is None else f"{100 * value:.1f}"
@@ -249,7 +249,7 @@ def table_of(scores: Evaluation) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line that scores a model, and return its exit status."""
+    """Run the command line `training.score`, and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m training.score", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path, help="dataset folder")
     parser.add_argument("--split", default="val", help="split of the data to use (default: val)")

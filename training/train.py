@@ -1,8 +1,8 @@
-"""Trains the model nano on a dataset folder: `python -m training.train --help`. Supports several GPUs (torchrun).
+"""Trains Saccade's model "nano" on a dataset folder: `python -m training.train --help`. Supports torchrun.
 
-Each iteration runs one optimizer step of the detector on a batch of augmented images. It then runs several optimizer
-steps of the text decoder on the detections, with smaller batches. The learning rate schedule is in seconds, because
-rented GPU time is limited. Each run ends with a checkpoint, from which another run can resume.
+Each iteration trains the detector on a batch of augmented images, and then the text decoder on the detections. The
+schedule is in seconds instead of steps, to fit a budget of GPU time. Each run ends with a checkpoint, from which the
+next run can resume.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WARM = 0.03  # part of the schedule until the peak rate
 
 
 def build(config: MoondreamConfig, start: dict[str, torch.Tensor], words: torch.Tensor) -> tuple[Moondream, PicoDet]:
-    """Return a new model that is initialized from a COCO detector, and a frozen copy of the COCO detector."""
+    """Return a new model that starts from a COCO detector, and a frozen copy of the detector for distillation."""
     assert config.classes is not None
     model = Moondream(config)
     tower = model.vision
@@ -61,9 +61,11 @@ def build(config: MoondreamConfig, start: dict[str, torch.Tensor], words: torch.
 
 
 def rate_at(progress: float, warm: float) -> float:
-    """Return the learning rate at `progress` (0 to 1) of the schedule, as a fraction of the peak.
+    """Return the learning rate relative to its peak: a linear warm-up, then a cosine decay to 2 %.
 
-    The rate rises linearly until progress `warm` (warm-up), then follows a cosine decay to 2 %.
+    Args:
+        progress: position in the schedule, from 0 to 1.
+        warm: end of the warm-up, from 0 to 1.
     """
     if progress < warm:
         return progress / warm
@@ -71,7 +73,7 @@ def rate_at(progress: float, warm: float) -> float:
 
 
 class Trainer:
-    """State of one training process: data on its GPU, model, optimizers and moving average of the weights."""
+    """State of one training process: dataset, model, optimizers, and moving average of the weights."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -141,7 +143,7 @@ class Trainer:
         return rate * 4 if ".out." in name else rate * 2 if "heads." in name else rate
 
     def decoder_rate(self, name: str) -> float:
-        """Return the peak learning rate of a parameter outside the detector; 0 for a parameter of the detector."""
+        """Return the peak learning rate of a model parameter outside the detector, or 0 for a detector parameter."""
         return 0.0 if ".stem." in name else float(self.args.rate)
 
     def optimiser(self, module: nn.Module, rate: Any, decay: float) -> torch.optim.AdamW:
@@ -171,9 +173,9 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
 
     def batch(self, progress: float) -> Batch:
-        """Return a random batch of augmented images. All images of a batch have the same size.
+        """Return a random batch of augmented images.
 
-        Some batches contain only landscape images, with a wider aspect ratio. Some batches have a higher resolution.
+        All images of a batch have the same size; the resolution and the aspect ratio differ between batches.
         """
         args, size = self.args, self.config.vision.crop_size
         if args.large and torch.rand((), generator=self.shapes).item() < args.large:
@@ -190,7 +192,7 @@ class Trainer:
         return batch
 
     def train_step(self, progress: float) -> dict[str, torch.Tensor]:
-        """Run one optimizer step of the detector, and several of the text decoder, on a random batch. Return losses."""
+        """Train the detector and then the text decoder on a random batch. Return the losses by name."""
         batch = self.batch(progress)
         for optimiser in (self.detector_optimiser, self.decoder_optimiser):
             for group in optimiser.param_groups:
@@ -294,7 +296,7 @@ class Trainer:
             torch.cuda.synchronize()
 
     def save(self, folder: Path) -> None:
-        """Save the averaged weights as float16 in `model.safetensors`, and a checkpoint in files of at most 15 MiB."""
+        """Save the averaged weights in `model.safetensors` (float16), and the training state in checkpoint files."""
         export(self.average.model, folder / "model.safetensors")
         optimisers = [self.detector_optimiser.state_dict(), self.decoder_optimiser.state_dict()]
         for optimiser in optimisers:
@@ -317,7 +319,7 @@ class Trainer:
             (folder / f"checkpoint.{i // SHARD:02d}").write_bytes(data[i : i + SHARD])
 
     def restore(self) -> None:
-        """Restore optimizer state and elapsed time from the checkpoint. Peak learning rates stay those of this run."""
+        """Restore the optimizer state and the elapsed time from the checkpoint, but not the peak learning rates."""
         optimisers = (self.detector_optimiser, self.decoder_optimiser)
         for optimiser, held in zip(optimisers, self.state["optimisers"], strict=True):
             if len(optimiser.param_groups) != len(held["param_groups"]):
@@ -333,7 +335,7 @@ class Trainer:
 
 
 def read_checkpoint(folder: Path, device: torch.device) -> dict[str, Any]:
-    """Return the checkpoint in a folder. Without a checkpoint, return only the weights of `model.safetensors`."""
+    """Return the checkpoint in a folder, or only the weights in `model.safetensors` if there is no checkpoint."""
     if not any(folder.glob("checkpoint.*")):
         return {"average": load_file(folder / "model.safetensors", device=str(device))}
     data = b"".join(path.read_bytes() for path in sorted(folder.glob("checkpoint.*")))
