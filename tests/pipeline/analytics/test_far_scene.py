@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from benchmarks.far_scene import random_places
@@ -9,10 +11,15 @@ from benchmarks.saccades import find_far
 from saccade.engine import Engine
 
 
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load("nano") as loaded:
+        yield loaded
+
+
 @pytest.mark.parametrize("seed", [None, 3])
-def test_two_windows_find_who_is_far_away_in_4k(seed: int | None) -> None:
-    with Engine.load("nano") as engine:
-        (row,) = find_far(engine, [2], seed=seed, frames=75).rows
+def test_two_windows_find_who_is_far_away_in_4k(engine: Engine, seed: int | None) -> None:
+    (row,) = find_far(engine, [2], seed=seed, frames=75).rows
     assert row.moving is not None
     assert row.still is not None
     assert row.precision is not None
