@@ -1,8 +1,4 @@
-"""Video sources: files, images, cameras and WebRTC publishers. Each source yields decoded frames.
-
-A module imports only modules before it in this order: errors, planes, frame, urls; gpu, rgb, timestamps; base; file;
-images, replay; rtp, network; live; rtsp, webrtc, onvif; factory.
-"""
+"""Video sources: files, images, cameras and WebRTC publishers. Each source yields decoded frames."""
 
 from saccade.sources.base import Source, SourceInfo
 from saccade.sources.errors import LiveError, Reason, SourceError

@@ -47,7 +47,6 @@ class Source(ABC):
     """Base class of all video sources. Iterate a source in one thread; close it from any thread.
 
     The iteration ends when the source ends or is closed. It raises `SourceError` if the source fails permanently.
-    Subclasses set `_info`, yield frames until `_closed` is set, and count damaged packets in `_corrupt`.
 
     Args:
         name: name of the stream.
@@ -96,10 +95,7 @@ class Source(ABC):
         """Yield the source's frames in presentation order."""
 
     def close(self) -> None:
-        """Close the source. A running iteration ends at its next packet; later iterations end immediately.
-
-        Thread-safe; may be called more than once.
-        """
+        """Close the source. This ends a running iteration. Thread-safe; may be called more than once."""
         self._closed.set()
 
     def __enter__(self) -> Self:

@@ -31,12 +31,12 @@ _INDEX_S = 1  # least distance of two index entries: in Motion JPEG every frame 
 
 
 class FileDemuxer:
-    """Reads the packets of a media file, with continuous timestamps.
+    """Reads the packets of a media file. Jumps of the timestamps in the file are removed.
 
     Args:
         container: the open file, positioned at its beginning or at a keyframe.
         video: the video stream to read; None to read no video.
-        shift: seconds to add to the timestamps from this position on, to remove earlier jumps; see `KeyFrame`.
+        shift: seconds to add to all timestamps, if the file is positioned after a jump; see `KeyFrame.shift`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FileDemuxer:
         }
 
     def shift_of(self, stream: av.stream.Stream) -> Fraction:
-        """Return the shift, in seconds, that removes timestamp jumps from the newest packet of `stream`."""
+        """Return the number of seconds that was added to the timestamps of the newest packet of `stream`."""
         clock = self._clocks[stream.index]
         return clock.shift * (stream.time_base or Fraction(1, av.time_base))
 
@@ -120,13 +120,13 @@ def _step(stream: Any) -> Fraction | None:
 
 @dataclass(slots=True, frozen=True)
 class KeyFrame:
-    """Position and time of a keyframe in a file, at which decoding can start.
+    """A keyframe of a video file. Decoding can start there.
 
     Attributes:
-        time: presentation timestamp after removal of jumps, in units of the video's time base.
-        pts: presentation timestamp as stored in the container.
+        time: presentation timestamp without jumps, in units of the video's time base.
+        pts: presentation timestamp in the file, in units of the video's time base.
         position: byte offset in the file; None if unknown.
-        shift: seconds to add to the stored timestamps from this keyframe on, to remove timestamp jumps.
+        shift: difference between `time` and `pts`, in seconds.
     """
 
     time: int
@@ -136,12 +136,12 @@ class KeyFrame:
 
 
 class FileIndex:
-    """Index of a file's video keyframes. It contains the keyframes that have been read so far. Thread-safe.
+    """Index of the keyframes of a video file that have been read so far. Thread-safe.
 
     Args:
         path: path of the file.
         base: seconds per unit of the video's timestamps.
-        origin: timestamp of the video's beginning, in units of `base`.
+        origin: timestamp of the video's beginning.
     """
 
     def __init__(self, path: Path, base: Fraction, origin: int) -> None:
@@ -149,12 +149,12 @@ class FileIndex:
         self._keys: list[KeyFrame] = []  # grows at its end only
 
     def add(self, key: KeyFrame) -> None:
-        """Add a keyframe. Keyframes less than 1 s after the last keyframe in the index are ignored."""
+        """Add a keyframe to the index, unless the newest keyframe in the index is less than 1 s older."""
         if not self._keys or (key.time - self._keys[-1].time) * self.base >= _INDEX_S:
             self._keys.append(key)
 
     def before(self, time: int) -> KeyFrame | None:
-        """Return the last known keyframe at or before the timestamp `time`; None if there is none."""
+        """Return the last keyframe in the index whose `time` is not after the given time, or None."""
         at = bisect.bisect_right(self._keys, time, key=lambda one: one.time)
         return self._keys[at - 1] if at else None
 

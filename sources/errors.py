@@ -17,8 +17,8 @@ class LiveError(SourceError):
 
     Attributes:
         reason: category of the failure, such as "timeout".
-        message: the text after the category.
-        refused: whether the server rejected the credentials, so that retrying may lock the account.
+        message: description of the failure without the category.
+        refused: whether the server rejected the credentials. Further attempts may then lock the account.
     """
 
     def __init__(self, reason: Reason, message: str, *, refused: bool = False) -> None:
@@ -29,4 +29,4 @@ class LiveError(SourceError):
 
 
 class StreamEndedError(Exception):
-    """Raised at the end of a live stream of limited length, so that the source does not reconnect."""
+    """Raised when a live stream of limited length has ended. The source then does not reconnect."""

@@ -136,7 +136,7 @@ def check_source(target: str) -> None:
 
 
 def _check_path(path: Path) -> None:
-    """Raise SourceError if the path is unreadable, or if it is a URL without scheme. The message omits passwords."""
+    """Raise SourceError if a path cannot be accessed, or if it looks like a network address without a scheme."""
     try:
         if path.exists():
             return
@@ -186,7 +186,7 @@ class _LiveSettings:
     def open_onvif(
         self, device: OnvifAddress, name: str, largest: bool, closed: threading.Event, gpu: int | None, taps: Taps
     ) -> LiveConnection:
-        """Connect to the RTSP stream of an ONVIF device. The stream URI may change, so it is requested each time."""
+        """Connect to the RTSP stream of an ONVIF device. The device is asked for the address of the stream."""
         from saccade.sources.onvif.device import best_profile, checked_address, largest_profile, read_profiles
 
         address = checked_address(device, Dialer(closed, self.tls, self.check))
@@ -210,7 +210,7 @@ def _live_source(
     retry: bool = True,
     largest: bool = False,
 ) -> LiveSource | None:
-    """Return a source for a live address or a webcam number, not yet connected; None if `text` is neither."""
+    """Return a source for a live address or a webcam number, or None if `text` is neither. Do not connect yet."""
     scheme, separator, _ = text.partition("://")
     scheme = scheme.lower()
     name = stream or stream_name(text)

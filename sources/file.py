@@ -44,17 +44,15 @@ _MOST_HELD_BYTES = 64 * 1024 * 1024  # of encoded frames between a keyframe and 
 class FileSource(Source):
     """A video file as a source. Each iteration starts at the beginning of the file.
 
-    Timestamps are the container's, as integers in the stream's time base. Timestamp jumps are removed; missing or
-    decreasing timestamps are repaired (see `timestamps`). `captured_at` counts from the beginning of the video.
+    Timestamps are those of the file, in units of the stream's time base. Jumps and missing timestamps are repaired; see
+    `timestamps`. `captured_at` counts from the beginning of the video.
 
-    Frames are rotated upright by the container's display matrix. Damaged packets, packets missing from a truncated
-    file, and frames that the decoder marks as damaged are skipped and counted.
+    Frames are rotated upright by the container's display matrix. Damaged and missing frames are skipped and counted.
 
     Args:
         path: path of the file.
         stream: name of the stream; the file name without suffix if None.
-        vid_stride: yield every `vid_stride`-th frame. The other frames are decoded, because later frames depend on
-            them, but not converted.
+        vid_stride: yield every `vid_stride`-th frame.
         start: skip frames before this time, in seconds from the beginning of the video.
         end: stop before this time, in seconds from the beginning of the video.
         hwaccel: "auto" to decode on a GPU only if the attribute `gpu` is set, "cuda" to require a GPU, "none" for the
@@ -104,8 +102,7 @@ class FileSource(Source):
     def __iter__(self) -> Iterator[Frame]:
         """Yield the frames in presentation order.
 
-        `Frame.index` counts decoded frames from the first frame at or after `start`. `Frame.dropped_before` counts
-        damaged packets.
+        `Frame.index` starts at 0 with the first frame at or after `start`.
 
         Raises:
             SourceError: if the file has become unreadable since construction.
@@ -202,7 +199,7 @@ class FileSource(Source):
     def _packets(
         self, container: InputContainer, stream: av.VideoStream, shift: Fraction
     ) -> Iterator[av.Packet[av.VideoStream]]:
-        """Yield the video packets, then an empty packet to flush the decoder. Add keyframes to the index."""
+        """Yield the video packets, then an empty packet that flushes the decoder."""
         demuxer = FileDemuxer(container, stream, shift=shift)
 
         def damaged() -> None:
@@ -222,10 +219,7 @@ class FileSource(Source):
 
     @contextmanager
     def _container(self) -> Iterator[InputContainer]:
-        """Open the file and its decoder. A looped file reuses the decoder of the last iteration.
-
-        Creating a GPU decoder takes tens of milliseconds.
-        """
+        """Open the file and its decoder. A looped file can stay open between iterations."""
         container, self._kept = self._kept, None
         if container is None:
             wanted = self._hwaccel == "cuda" or self.gpu is not None
@@ -271,7 +265,7 @@ class FileSource(Source):
             return is_motion_jpeg(file)
 
     def _probe(self, container: InputContainer) -> None:
-        """Fill `info` from the file's headers and first frame. Decoding a frame proves that the file is usable."""
+        """Fill `info` from the file's headers and its first frame. Raises SourceError if no frame can be decoded."""
         stream = _video_of(container, self._path)
         self._jumps = clock_may_jump(container)
         frames = self._decode(FileDemuxer(container, stream).packets_of(stream))
@@ -350,7 +344,7 @@ def _video_of(container: InputContainer, path: Path) -> av.VideoStream:
 
 
 def _cut_off(stream: av.VideoStream, path: Path) -> int:
-    """Return the number of packets in the file's index whose data is missing because the file is truncated."""
+    """Return how many packets of a truncated file are listed in its index, but missing from its data."""
     try:
         size = path.stat().st_size
     except OSError:  # the file was deleted meanwhile
@@ -362,10 +356,7 @@ def _cut_off(stream: av.VideoStream, path: Path) -> int:
 def _from_key_frame(
     packets: Iterable[av.Packet[av.VideoStream]], first_pts: int
 ) -> Iterator[av.Packet[av.VideoStream]]:
-    """Yield the packets from the last keyframe at or before the timestamp `first_pts`.
-
-    Used for files whose timestamps may jump. Such files do not support seeking by timestamp.
-    """
+    """Yield the packets from a keyframe on: the last keyframe at or before the timestamp `first_pts`."""
     held: list[av.Packet[av.VideoStream]] = []
     size = 0
     packets = iter(packets)
@@ -386,22 +377,22 @@ def _is_at_or_before(frame: av.VideoFrame | None, pts: int | None) -> bool:
 
 
 def _units(seconds: float, base: Fraction, origin: int) -> int:
-    """Convert a time to the first timestamp at or after it.
+    """Convert a time to a timestamp, rounded up.
 
     Args:
         seconds: time in seconds from the beginning of the video.
-        base: seconds per unit of the timestamps.
-        origin: timestamp of the video's beginning.
+        base: seconds per unit of the timestamp.
+        origin: timestamp of the beginning of the video.
     """
     return origin + math.ceil(Fraction(seconds).limit_denominator(1_000_000) / base)
 
 
 def _origin(start_time: int | None, first: int | None, base: Fraction) -> int:
-    """Return the timestamp of the video's beginning.
+    """Return the timestamp of the video's beginning: `start_time` if it is plausible, else `first`.
 
     Args:
         start_time: start time in the container's header, or None.
-        first: timestamp of the first frame, or None. It replaces a missing or implausible `start_time`.
+        first: timestamp of the first frame, or None.
         base: seconds per unit of the timestamps.
     """
     if start_time is None or (first is not None and not 0 <= (first - start_time) * base <= _DAMAGED_S):

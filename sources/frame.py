@@ -27,7 +27,7 @@ class Frame:
         image: (height, width, 3) uint8 RGB, already rotated upright. Treat it as read-only: several sinks share
             it.
         stream: name of the stream, unique in one run.
-        index: index of the frame in its stream, from 0; skipped frames are counted too.
+        index: number of the frame in its stream, from 0. Frames skipped by `vid_stride` count too.
         pts: presentation timestamp in units of `time_base`; strictly increasing.
         time_base: seconds per unit of `pts`.
         captured_at: capture time in seconds; Unix time for live streams, seconds from the start for files.
@@ -91,7 +91,7 @@ class Frame:
     if not TYPE_CHECKING:  # a type checker would believe that a frame has every attribute
 
         def __getattr__(self, name: str) -> RgbImage:
-            """Convert the image to RGB on first access. Python calls `__getattr__` only for unset attributes."""
+            """Convert a deferred image to RGB when `image` is first read."""
             if name != "image" or self.convert is None:
                 raise AttributeError(f"a frame has no attribute {name!r}", name=name, obj=self)
             object.__setattr__(self, "image", self.convert())
@@ -99,11 +99,9 @@ class Frame:
 
     @property
     def steady_at(self) -> float:
-        """Capture time in seconds on a clock that is never adjusted.
+        """Capture time in seconds, for measuring durations: unlike `captured_at`, it is never adjusted.
 
         For live streams, `time.monotonic()` on arrival; for files, seconds from the start.
-
-        Use this time to measure durations. `captured_at` of a live stream is wall-clock time, which may be adjusted.
         """
         return self.captured_at if self.capture_clock == "file" else self.decoded_at - self.decode_ms / 1e3
 
@@ -127,7 +125,7 @@ _OTHERS = tuple(one.name for one in fields(Frame) if one.name != "image")
 
 
 def square_size(width: int, height: int, pixel_aspect: Fraction) -> tuple[int, int]:
-    """Return (width, height) in pixels after scaling to square pixels. Either the width or the height is kept.
+    """Return (width, height) in pixels after scaling to square pixels. Only one side changes: it becomes longer.
 
     Args:
         width: stored width in pixels.

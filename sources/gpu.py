@@ -23,12 +23,12 @@ _FROM_GPU = ("cuda", "nv12", "p010le", "p016le")  # pixel formats that FFmpeg's 
 
 
 def gpu_decoding(hwaccel: HwAccel, gpu: int | None = None) -> HWAccel | None:
-    """Return PyAV's handle for decoding on a GPU, or None to decode on the CPU.
+    """Return a PyAV `HWAccel` object for decoding on a GPU, or None to decode on the CPU.
 
     Args:
         hwaccel: "auto" to decode on a GPU if there is one, "cuda" to require a GPU, "none" for the CPU.
-        gpu: index of the GPU that stores the decoded frames; None to copy frames to main memory. With an index, the
-            GPU's `primary_context` must be current in the thread that creates a decoder with the handle.
+        gpu: index of the GPU that stores the decoded frames; None to copy frames to main memory. With an index, create
+            the decoder inside `primary_context`.
 
     Raises:
         SourceError: if the GPU is required and cannot decode.
@@ -89,12 +89,11 @@ def _primary_context(gpu: int) -> tuple[Any, ctypes.c_void_p]:
 
 
 def running(context: VideoCodecContext, pixel_format: str) -> str:
-    """Return the decoder's name for display, such as "h264 (cuda)".
+    """Return the decoder's name for display, such as "h264 (cuda)" for decoding on a GPU.
 
     Args:
         context: codec context of the decoder.
-        pixel_format: pixel format of a decoded frame, which shows whether the GPU decoded it; "" before the first
-            frame.
+        pixel_format: pixel format of a decoded frame; "" before the first frame.
     """
     on_gpu = context.is_hwaccel and pixel_format in ("", *_FROM_GPU)
     return f"{context.name} (cuda)" if on_gpu else str(context.name)

@@ -60,7 +60,7 @@ _JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # the other codes are d
 
 
 def image_format(head: bytes) -> str | None:
-    """Return Pillow's name of an image file's format, or None if `ImageFile` cannot read the file.
+    """Return Pillow's name for the format of an image file, such as "PNG". Return None for unsupported formats.
 
     Args:
         head: the first `HEAD_BYTES` bytes of the file.
@@ -83,7 +83,11 @@ def image_format(head: bytes) -> str | None:
 
 
 def may_hold_several(head: bytes) -> bool:
-    """Return whether an image file may contain several images, so that it must be decoded to count them."""
+    """Return whether an image file may contain several images, such as an animation.
+
+    Args:
+        head: the first `HEAD_BYTES` bytes of the file.
+    """
     found = image_format(head)
     if found == "PNG":  # animated ones say so before the image data
         return b"acTL" in head or b"IDAT" not in head
@@ -134,8 +138,8 @@ class ImageFile:
         """Yield each image of the file with its display time.
 
         Yields:
-            The image as (height, width, 3) uint8 RGB, upright, with a white background for transparency; and
-                the display time in milliseconds, or None if the file states none.
+            The image, (height, width, 3) uint8 RGB, upright, on a white background; and its display time in
+                milliseconds, None if unknown.
 
         Raises:
             SourceError: if the next image is damaged or too large. The iteration cannot be continued.
@@ -197,11 +201,7 @@ def read_image(data: bytes, max_pixels: int = MAX_PIXELS) -> RgbImage:
 
 
 def is_motion_jpeg(file: BinaryIO) -> bool:
-    """Return whether a JPEG file is Motion JPEG: a video of two or more JPEG images of the same size.
-
-    A phone's photo may also contain several JPEG images: a smaller gain map (HDR), or images listed in a Multi-Picture
-    Format index (MPF). Such a photo is not Motion JPEG.
-    """
+    """Return whether a JPEG file is Motion JPEG: a video of two or more JPEG images of the same size."""
     try:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             size, end = _walk_jpeg(data, 0)
@@ -210,15 +210,21 @@ def is_motion_jpeg(file: BinaryIO) -> bool:
                 begin += 1
             if size is None or data[begin : begin + 3] != b"\xff\xd8\xff":
                 return False
-            return _walk_jpeg(data, begin)[0] == size
+            return _walk_jpeg(data, begin)[0] == size  # the second JPEG of a phone's photo, a gain map, is smaller
     except (OSError, ValueError, IndexError):
         return False
 
 
 def _walk_jpeg(data: mmap.mmap, at: int) -> tuple[bytes | None, int]:
-    """Return the size of the JPEG at offset `at` (encoded height and width), and the offset of its end.
+    """Read one JPEG image in a file that may contain several JPEG images.
 
-    The size is None if the JPEG is truncated, or if it contains a Multi-Picture Format index (MPF).
+    Args:
+        data: the file.
+        at: byte offset of the image.
+
+    Returns:
+        The height and width of the image as stored in the file, and the byte offset of its end. The first value is
+        None if the image is truncated or has a Multi-Picture Format index (MPF).
     """
     size: bytes | None = None
     at += 2

@@ -30,13 +30,12 @@ _SHORTEST_MS, _DEFAULT_MS = 20, 100  # a frame with a shorter time is shown for 
 class ImageSource(Source):
     """An image file, or all image files of a folder, as a source of one image per second.
 
-    The format is detected from the content of a file, not from its name. The source yields all images of a file: the
-    frames of an animated GIF, PNG, WebP or AVIF, and the pages of a TIFF. If the source is one animation, its frame
-    durations are used.
+    A file with several images yields all of them: the frames of an animation, or the pages of a TIFF. For a single
+    animation, the frame durations of the file replace the rate of one image per second.
 
-    File names are sorted naturally: `shot9.jpg` before `shot10.jpg`. `Frame.index` is an image's position in this
-    order. The EXIF orientation is applied. Unreadable images of a folder are skipped and counted. Codec and size in
-    `info` describe the first image. Subfolders are not read.
+    A folder is sorted naturally: `shot9.jpg` before `shot10.jpg`. `Frame.index` is an image's position in this order.
+    Unreadable images of a folder are skipped and counted. Subfolders are not read. Images are rotated by their EXIF
+    orientation.
 
     Args:
         path: path of the image file or folder.
@@ -136,7 +135,7 @@ class ImageSource(Source):
         return self._start <= seconds and (self._end is None or seconds < self._end)
 
     def _first(self, folder: Path) -> tuple[_Decoded, str]:
-        """Return the first readable image of the folder, and the format of its file."""
+        """Return the first readable image of the folder, and the image format of this file."""
         place = tried = 0
         for path, count in self._files:
             if len(self._files) == 1 or any(self._wanted(n) for n in range(place, place + count, self._stride)):
@@ -176,7 +175,7 @@ def _decoded(path: Path) -> Iterator[_Decoded]:
 
 
 def is_image(path: Path) -> bool:
-    """Return whether a file's content is an image. False for an unreadable file."""
+    """Return whether a file can be read and contains an image."""
     try:
         if not path.is_file():  # opening a pipe could block forever
             return False

@@ -13,10 +13,10 @@ _WRONG_RATE = 2.0  # a clock that is this many times too fast or too slow is ign
 
 
 class LiveClock:
-    """Converts the timestamps of all connections of a live source to one strictly increasing integer clock.
+    """Converts the timestamps of a live source to one strictly increasing timeline, across all its connections.
 
-    Frame intervals are those of the sender's timestamps. Arrival times are used instead after a reconnect, if the
-    sender's clock jumps, or if it runs more than twice too fast or too slow.
+    Frame intervals are those of the sender's timestamps. If these timestamps are missing, jump or run at a wrong rate,
+    arrival times are used instead.
     """
 
     __slots__ = ("_arrived_at", "_offset", "_pts", "_rate", "_timestamp")
@@ -54,11 +54,7 @@ class LiveClock:
 
 
 class _RateCheck:
-    """Compares the rates of the sender's clock and the local clock every two seconds.
-
-    The sender's clock is wrong if two consecutive comparisons show that one clock runs more than twice as fast as the
-    other. One comparison is not enough: a server may send buffered frames in a burst when a client connects.
-    """
+    """Detects a sender's clock that runs less than half as fast, or more than twice as fast, as the local clock."""
 
     __slots__ = ("_at", "_timestamp", "_wrong")
 
@@ -74,6 +70,7 @@ class _RateCheck:
             self._timestamp, self._at = timestamp, at
         elif (passed := at - self._at) >= _WINDOW_S:
             theirs = float((timestamp - self._timestamp) * LIVE_BASE)
+            # Once is not enough: a server may send buffered frames in a burst when a client connects.
             self._wrong = 0 if passed / _WRONG_RATE <= theirs <= passed * _WRONG_RATE else self._wrong + 1
             self._timestamp, self._at = timestamp, at
         return self._wrong >= 2

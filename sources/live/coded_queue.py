@@ -14,10 +14,9 @@ _FIRST_DECODE_S = 0.01  # assumed before the first frame: 4K on one core
 
 
 class CodedQueue:
-    """Queue of encoded access units (frames). If decoding is too slow, old access units are dropped up to a keyframe.
+    """Queue of encoded access units (frames). If decoding is too slow, the queue drops old access units.
 
-    If an access unit waits longer than `MAX_AGE_S`, all access units before the newest keyframe are dropped. The queue
-    is cleared up to the next keyframe if decoding the remaining access units would take longer than `CATCH_UP_S`.
+    Decoding then continues at the newest keyframe in the queue, or waits for the next keyframe.
     """
 
     def __init__(self) -> None:
@@ -53,9 +52,12 @@ class CodedQueue:
         self._bound(now)
 
     def pop(self, now: float) -> AccessUnit | None:
-        """Drop access units that have waited too long at time `now`, then remove and return the oldest access unit.
+        """Remove and return the oldest access unit, or return None if the queue is empty.
 
-        Return None if the queue is empty. The attribute `dropped_before` of the access unit counts the dropped units.
+        Access units that have waited too long are dropped first. The returned `dropped_before` counts them.
+
+        Args:
+            now: current time in seconds.
         """
         self._bound(now)
         if not self._units:
@@ -66,7 +68,7 @@ class CodedQueue:
         return replace(unit, dropped_before=unit.dropped_before + lost) if lost else unit
 
     def note_decode(self, seconds: float) -> None:
-        """Record the decoding time of the last access unit in seconds, to estimate the decoding time of the queue."""
+        """Record how long the last access unit took to decode, in seconds."""
         self._decode_s += 0.1 * (seconds - self._decode_s)
 
     def need_key(self) -> None:

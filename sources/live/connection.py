@@ -18,7 +18,7 @@ class LiveFrame:
 
     Attributes:
         decoded: the decoded frame, not yet converted to RGB.
-        timestamp: the sender's timestamp in units of 1/90000 s, without wrap-around; None if not stated.
+        timestamp: the sender's timestamp in units of 1/90000 s, without wrap-around; None if the sender sends none.
         arrived_at: `time.monotonic()` when the first byte arrived, in seconds.
         captured_at: capture time in Unix seconds, from the sender's RTCP report; None until a report arrives.
         lost_before: number of frames lost between the previous frame and this frame.
@@ -41,10 +41,11 @@ class StreamStats:
 
     Attributes:
         transport: transport of the packets, such as "tcp".
-        received, lost: number of received and of lost video packets.
+        received: number of video packets received.
+        lost: number of video packets lost.
         late: number of frames that were dropped because decoding was too slow.
         key_interval_s: seconds between the last two keyframes; None before the second keyframe.
-        clock_off_s: seconds by which the sender's clock is ahead of the local clock; None before the first RTCP report.
+        clock_off_s: sender's clock minus local clock, in seconds; None before the first RTCP report.
     """
 
     transport: str
@@ -75,12 +76,12 @@ class LiveConnection(Protocol):
 
     @property
     def heard_at(self) -> float:
-        """`time.monotonic()` in seconds when the sender last sent any data."""
+        """Time at which the sender last sent any data, in seconds of `time.monotonic()`."""
         ...
 
     @property
     def media_at(self) -> float:
-        """`time.monotonic()` in seconds when a video packet last arrived; 0 before the first packet."""
+        """Arrival time of the newest video packet, in seconds of `time.monotonic()`; 0 before the first packet."""
         ...
 
     @property

@@ -24,10 +24,10 @@ class Decoder:
 
     Args:
         codec: FFmpeg's name of the codec.
-        parameter_sets: parameter sets with start codes, needed before the first frame; b"" if none.
+        parameter_sets: parameter sets of the stream, with start codes; b"" if the frames contain them.
         hwaccel: "auto" to decode on a GPU if there is one, "cuda" to require a GPU, "none" for the CPU.
         gpu: index of the GPU that stores the decoded frames, see `gpu_decoding`.
-        show_damaged: whether to return frames with missing parts too, after error concealment.
+        show_damaged: whether to return frames with missing parts, after error concealment, instead of skipping them.
 
     Raises:
         SourceError: if the GPU is required and cannot decode.
@@ -67,7 +67,7 @@ class Decoder:
         return pixel_aspect_of(self._context.sample_aspect_ratio)
 
     def decode(self, data: bytes, pts: int) -> list[VideoFrame]:
-        """Decode one access unit and return the frames that are complete.
+        """Decode one access unit. Return the decoded frames, usually one.
 
         Args:
             data: the access unit.
@@ -96,11 +96,11 @@ def set_live(context: VideoCodecContext) -> None:
 
 
 def decode_behind_the_model() -> None:
-    """Lower the CPU priority of the calling thread below inference. Threads that it starts inherit the priority.
+    """Lower the CPU priority of the calling thread and of the threads that it starts, so that inference runs first.
 
-    If decoding needs all cores, inference would otherwise be delayed by seconds. Only Linux has priorities per thread.
-    On other systems, this function does nothing.
+    Only Linux has a priority per thread. On other systems, this function does nothing.
     """
     if sys.platform == "linux":
         thread = threading.get_native_id()
+        # If decoding needs all cores, inference is otherwise delayed by seconds.
         os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICE))

@@ -1,8 +1,7 @@
 """Live streams through FFmpeg: HLS, RTMP, MPEG-TS over UDP, SRT, webcams, and RTSP with rare codecs.
 
-FFmpeg's calls cannot be interrupted. FFmpeg therefore runs in a separate thread, which ends at most 20 s after `close`.
-FFmpeg cannot pin certificates. Saccade therefore opens all TLS connections itself (`HttpFiles`, `Relay`). Motion JPEG
-over HTTP has its own parser, because many cameras send wrong headers.
+FFmpeg runs in a separate thread, which ends at most 20 s after `close`. Saccade itself opens all TLS connections
+(`HttpFiles`, `Relay`) and parses Motion JPEG over HTTP.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class FfmpegInput:
         format: FFmpeg's name of the format; None to detect it.
         options: FFmpeg's options.
         protocols: FFmpeg protocols to allow, separated by commas; "" allows all, as webcams require.
-        server: host, port and whether to use TLS, if the connection goes through a relay; None otherwise.
+        server: (host, port, TLS) of a server that FFmpeg must reach through a `Relay`; None to connect directly.
     """
 
     target: str
@@ -156,6 +155,7 @@ class FfmpegConnection:
         self._address = address
         self._dialer = dialer
         self._closed = dialer.closed
+        # FFmpeg cannot pin certificates, so it gets no TLS connection of its own.
         self._files = HttpFiles(dialer, _OPEN_S, NO_PACKETS_S)
         self._hwaccel: HwAccel = hwaccel
         self._handle = gpu_decoding(hwaccel, gpu)
@@ -172,6 +172,7 @@ class FfmpegConnection:
         self._pacer = Pacer()
         self._taps = taps or Taps()
         self._heard_at = time.monotonic()
+        # In a thread, because FFmpeg's calls cannot be interrupted.
         self._thread = threading.Thread(target=self._work, name="saccade stream", daemon=True)
         self._thread.start()
         self._wait_until_open()
@@ -188,17 +189,17 @@ class FfmpegConnection:
 
     @property
     def rate(self) -> Fraction | None:
-        """Frame rate that the sender states, in frames per second; None if not stated."""
+        """Frame rate that the stream declares, in frames per second, or None."""
         return self._rate
 
     @property
     def heard_at(self) -> float:
-        """`time.monotonic()` when a packet last arrived, in seconds."""
+        """Arrival time of the newest data, in seconds of `time.monotonic()`."""
         return self._heard_at
 
     @property
     def media_at(self) -> float:
-        """`time.monotonic()` in seconds when a packet last arrived; always equal to `heard_at`."""
+        """Arrival time of the newest video data, in seconds of `time.monotonic()`."""
         return self._heard_at
 
     @property
@@ -208,7 +209,7 @@ class FfmpegConnection:
 
     @property
     def stats(self) -> StreamStats | None:
-        """Packet statistics; always None, because FFmpeg does not provide them."""
+        """Always None, because FFmpeg provides no packet statistics."""
         return None
 
     def read(self, timeout_s: float) -> LiveFrame | None:
@@ -216,7 +217,7 @@ class FfmpegConnection:
 
         Raises:
             LiveError: if the connection has failed.
-            StreamEndedError: if the input is a recording that has ended.
+            StreamEndedError: if a stream of limited length has ended.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -297,7 +298,7 @@ class FfmpegConnection:
 
     @contextmanager
     def _reach(self, first: HttpFile | None) -> Iterator[tuple[str, str | None]]:
-        """Yield the URL for FFmpeg to open, and the name of its format; None as the format if FFmpeg must detect it.
+        """Yield the URL for FFmpeg to open, and FFmpeg's name of the format (None to detect it).
 
         RTMP, RTMPS and RTSPS connections go through a local relay, which runs until the context ends.
         """
@@ -450,12 +451,12 @@ class FfmpegConnection:
 
 
 def explain(error: Exception, what: str, *, opened: bool, authenticated: bool = False) -> SourceError:
-    """Convert an error of FFmpeg to a `SourceError` with a message of one line.
+    """Convert an error of FFmpeg to a `SourceError` with a one-line message.
 
     Args:
         error: exception that FFmpeg raised.
-        what: the URL without credentials.
-        opened: whether the connection had been opened.
+        what: the URL without credentials, for the message.
+        opened: whether the error occurred after the connection was opened.
         authenticated: whether the URL contains a password.
     """
     if isinstance(error, av.error.ProtocolNotFoundError):

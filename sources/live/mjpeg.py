@@ -1,7 +1,7 @@
 """Extracts JPEG images from a Motion JPEG stream over HTTP.
 
-Headers between the images are ignored, because many cameras send wrong headers. Cameras omit the first boundary or the
-content type, state a wrong length, or use wrong line endings. The JPEG markers determine where each image ends.
+The headers between the images are ignored, because many cameras send wrong headers. The JPEG markers determine where
+an image ends.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class NoJpegError(Exception):
 
 
 def is_mjpeg(content_type: str, peek: Callable[[int], bytes]) -> bool:
-    """Return whether an HTTP response is Motion JPEG.
+    """Return whether an HTTP response is a Motion JPEG stream.
 
     Args:
-        content_type: media type in lower case, without parameters; "" if not stated.
-        peek: function that returns the first bytes of the response, up to the given number. Called only if the media
+        content_type: media type of the response in lower case, without parameters; "" if it has none.
+        peek: returns the first bytes of the response; the argument is their maximum number. Called only if the media
             type is ambiguous.
     """
     if content_type.startswith("multipart/") or content_type in _TYPES:
@@ -93,7 +93,7 @@ class JpegSplitter:
         return True
 
     def _find_end(self) -> int | None:
-        """Return the offset after the first JPEG image; None if it is incomplete, 0 if the data is not a JPEG image."""
+        """Return the end offset of the first JPEG image, None if it is incomplete, or 0 if it is not a JPEG image."""
         data = self._data
         while True:
             if self._in_scan:
@@ -121,7 +121,11 @@ class JpegSplitter:
                 self._in_scan = marker == 0xDA
 
     def _end_before(self, following: int) -> int:
-        """Return the end offset of an image without end marker: the last boundary before the offset `following`."""
+        """Return where an image without end marker ends.
+
+        Args:
+            following: offset of the next image.
+        """
         ends = [match.start() for match in _BOUNDARY.finditer(self._data, max(2, following - 4096), following)]
         return ends[-1] if ends else following
 

@@ -9,12 +9,10 @@ _SLACK_S = 0.1  # in the comparison of two delays
 
 
 class Pacer:
-    """Playback schedule of one live stream that arrives in bursts.
+    """Playback schedule of a live stream that arrives in bursts.
 
-    - A late frame is shown immediately. It delays the schedule of all later frames.
-    - Playback then runs 10 % faster, until the delay is recovered. If frames are late again, the delay is kept.
-    - If a timestamp decreases, repeats or jumps forward, the frame is shown one frame interval after the previous
-      frame.
+    A late frame is shown immediately, and all later frames are delayed by the same time. Playback then runs 10 % faster
+    until the delay is recovered, or until the next late frame.
     """
 
     def __init__(self) -> None:
@@ -46,7 +44,7 @@ class Pacer:
         return 0.0
 
     def _follow(self, offset: float, taken: float) -> float:
-        """Return the display time of the next frame minus its timestamp (offset), in seconds.
+        """Return the offset of the next frame: its display time minus its timestamp, in seconds.
 
         Args:
             offset: offset of the previous frame, in seconds.

@@ -32,10 +32,8 @@ class CodedPacket:
 
     Attributes:
         codec: FFmpeg's name of the codec, such as `h264`, `hevc`, `mjpeg` or `vp8`.
-        parameter_sets: parameter sets needed before the first frame, if `data` may lack them. H.264 and H.265 use
-            start codes.
-        data: the encoded frame. H.264 and H.265 NAL units have start codes (Annex B); other codecs use FFmpeg's
-            format.
+        parameter_sets: parameter sets to decode before the first frame; b"" if the decoder needs none.
+        data: the encoded frame. H.264 and H.265 are in Annex B format, with start codes.
         pts: presentation timestamp in units of 1/90000 s, increasing within one connection.
         arrived_at: `time.monotonic()` on arrival, in seconds; the same clock as `Frame.steady_at`.
         key: whether the frame is a keyframe, at which decoding can start.
@@ -80,11 +78,11 @@ class AudioPacket:
 
 @dataclass(slots=True)
 class Taps:
-    """Callbacks for the encoded packets of a live source. The receiving thread calls them, so they must not block.
+    """Callbacks for the encoded packets of a live source. They are called in the receiving thread and must not block.
 
     Attributes:
-        video: callbacks for each encoded video frame, including frames that are never decoded.
-        sound: callbacks for each audio packet. If empty, no audio is requested from the camera.
+        video: callbacks for encoded video frames. They receive all frames, even those that are not decoded.
+        sound: callbacks for audio packets. If the list is empty, no audio is requested from the camera.
         decode: whether the connection also decodes the video and returns frames.
     """
 
@@ -93,7 +91,7 @@ class Taps:
     decode: bool = True
 
     def take(self, packet: CodedPacket | AudioPacket) -> None:
-        """Pass a video or audio packet to the callbacks for its type."""
+        """Pass a packet to the callbacks in `video` or in `sound`."""
         if isinstance(packet, CodedPacket):
             for take_video in self.video:
                 take_video(packet)
@@ -106,7 +104,7 @@ def jumps(time: int, before: CodedPacket, packet: CodedPacket) -> bool:
     """Return whether the timestamps jump, or the codec changes, between two consecutive packets.
 
     Args:
-        time: previous presentation timestamp in units of 1/90000 s, on the clock of `packet`.
+        time: presentation timestamp of `before` in units of 1/90000 s, on the same timeline as `packet.pts`.
         before: the previous packet.
         packet: the packet to check.
     """
@@ -145,9 +143,9 @@ class PacketTap:
     def packets(
         self, packet: av.Packet[VideoStream], arrived_at: float, display_matrix: tuple[int, ...] | None = None
     ) -> Iterator[CodedPacket]:
-        """Convert an FFmpeg packet to a `CodedPacket`. The arrival time replaces a missing timestamp.
+        """Convert an FFmpeg packet to a `CodedPacket`. A missing timestamp is replaced by the arrival time.
 
-        Do not use `packet` afterwards: the conversion may take its data.
+        Do not use `packet` after this call; it may have become empty.
         """
         if not packet.size:
             return
@@ -192,7 +190,11 @@ class AudioTap:
 
 
 def adts_config(data: bytes) -> tuple[bytes, bytes]:
-    """Split an AAC packet into its AudioSpecificConfig and audio data. Return (b"", b"") without an ADTS header."""
+    """Split an AAC packet with an ADTS header into its AudioSpecificConfig and its audio data.
+
+    Returns:
+        Both parts; (b"", b"") if the packet has no ADTS header.
+    """
     if len(data) < 7 or data[0] != 0xFF or data[1] & 0xF6 != 0xF0:
         return b"", b""
     kind, rate, channels = (data[2] >> 6) + 1, data[2] >> 2 & 15, (data[2] & 1) << 2 | data[3] >> 6

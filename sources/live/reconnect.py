@@ -44,10 +44,7 @@ class LinkStatus:
 
     @property
     def explanation(self) -> str | None:
-        """Reason for the failure, or None if there is no failure.
-
-        If the next attempt is at least 60 s away, the text states the delay in minutes.
-        """
+        """Reason for the failure, or None if there is no failure. A long delay of the next attempt is included."""
         if not self.reason:
             return None
         later = f", next attempt in {self.retry_s / 60:.0f} min" if self.retry_s and self.retry_s >= 60 else ""
@@ -58,10 +55,10 @@ class LinkStatus:
 
 
 class Link:
-    """Connection state machine of one live source. Times are seconds on one monotonic clock.
+    """Connection state machine of one live source.
 
-    The states are connecting → live → stalled → reconnecting → live …; any state may change to `ended`, which is
-    final. A source that was never live stays `connecting`.
+    The states are connecting → live → stalled → reconnecting → live and so on; `ended` is the final state. Times are
+    seconds on one monotonic clock.
 
     Args:
         chance: function that returns random numbers from 0 to 1, for the jitter of the retry delays.
@@ -86,22 +83,24 @@ class Link:
         return LinkStatus(self._state, self._reason, self._connections, self._retry_s, self._message)
 
     def attempt(self, now: float) -> None:
-        """Record that a connection attempt starts."""
+        """Update the state at the start of a connection attempt, at time `now` in seconds."""
         if self._state != "ended":
             self._state = "reconnecting" if self._connections else "connecting"
         self._retry_s = None
         self._attempted_at = self._heard_at = self._media_at = self._frame_at = now
 
     def heard(self, at: float, media_at: float | None = None) -> None:
-        """Record the arrival time of the latest data (`at`) and of the latest video (`media_at`).
+        """Record that data arrived.
 
-        If `media_at` is None, the data counts as video.
+        Args:
+            at: arrival time of the newest data, in seconds.
+            media_at: arrival time of the newest video data, in seconds; None if it equals `at`.
         """
         self._heard_at = max(self._heard_at, at)
         self._media_at = max(self._media_at, at if media_at is None else media_at)
 
     def frame_arrived(self, now: float) -> None:
-        """Record that a decoded frame arrived; the source is then live."""
+        """Set the state to `live`, because a decoded frame has arrived at time `now` in seconds."""
         if self._state == "ended":
             return
         if self._state != "live":
@@ -117,9 +116,8 @@ class Link:
     def silent(self, now: float) -> bool:
         """Return whether the connection has timed out. A live source then becomes `stalled`.
 
-        Video packets time out after four frame intervals (at least 4 s), and frames after 20 s or more. Timeouts are
-        longer while the frame interval is unknown, and after failed attempts. Cameras with one image per minute can
-        therefore connect.
+        The timeout is four frame intervals, but at least 4 s without packets or 20 s without decoded frames. It is
+        longer until the frame interval is known.
         """
         patience = 1 << min(self._attempts, 2)
         if self._state == "live":
@@ -141,12 +139,10 @@ class Link:
     def failed(
         self, reason: Reason, message: str | None = None, *, refused: bool = False, now: float | None = None
     ) -> float:
-        """Record that a connection or an attempt failed. Return the delay before the next attempt (back-off), in s.
+        """Record a failure. Return the delay before the next connection attempt, in seconds.
 
-        The delay starts at 0.5 s. Each failure doubles it, up to 4 s for network errors and 30 s for other errors. A
-        random jitter of up to 25 % is subtracted. The delay is reset after one second with frames. After a rejected
-        password, the delay exceeds 30 minutes, because cameras lock accounts. For network errors, the duration of the
-        attempt is subtracted.
+        The delay starts at 0.5 s and doubles with each failure, up to 4 s for network errors and 30 s for other
+        errors. If the server has rejected the password, the delay is over 30 minutes, because cameras lock accounts.
         """
         took = 0.0 if now is None or self._state in ("live", "stalled") else now - self._attempted_at
         if self._state != "ended":
@@ -167,5 +163,5 @@ class Link:
         return self._retry_s
 
     def end(self) -> None:
-        """Record that the user has closed the source."""
+        """Set the state to `ended`, after the user has closed the source."""
         self._state, self._reason, self._message, self._retry_s = "ended", None, None, None

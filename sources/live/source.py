@@ -38,11 +38,11 @@ _EARLY = 1024  # audio packets that wait for a connection's first frame
 
 
 class LiveSource(Source):
-    """A camera or another live stream as a source. The iteration ends only if a stream of limited length ends.
+    """A camera or another live stream as a source.
 
-    An unreachable source is retried without limit (see `Link`); `status` shows the current state. Timestamps are
-    strictly increasing integers in units of 1/90000 s, also across reconnects. Codec and size in `info` describe the
-    newest frame; they are "" and 0 before the first frame.
+    An unreachable source is retried without limit; `status` shows the current state. Timestamps are strictly increasing
+    integers in units of 1/90000 s, also across reconnects. Codec and size in `info` describe the newest frame; they are
+    "" and 0 before the first frame.
 
     Args:
         url: the URL that the user typed; shown only without its credentials.
@@ -102,15 +102,19 @@ class LiveSource(Source):
         """Register a callback for the audio packets of the source. Call `listen` before iterating the source.
 
         Args:
-            take: called with each audio packet, with timestamps on the clock of `Frame.pts`. Called in the receiving
-                thread or in the iterating thread; must not block.
+            take: the callback. The packets have timestamps on the same timeline as `Frame.pts`. It can be called in
+                different threads and must not block.
         """
         if not self._sound.listeners:
             self.taps.sound.append(self._sound.hear)
         self._sound.listeners.append(take)
 
     def receive(self) -> None:
-        """Receive packets without decoding until the source is closed. Raises the same errors as iteration."""
+        """Receive packets for the callbacks in `taps`, without decoding, until the source is closed.
+
+        Raises:
+            SourceError: if the source fails permanently.
+        """
         self.taps.decode = False
         for _ in self:
             pass
@@ -224,7 +228,7 @@ class LiveSource(Source):
         )
 
     def _update_info(self, connection: LiveConnection, image: RgbImage) -> None:
-        """Update codec, size and frame rate in `info`, because a reconnect may reach a different camera."""
+        """Update codec, size and frame rate in `info` if the codec, the size or the decoder has changed."""
         height, width = image.shape[:2]
         known = self._info
         codec, decoder = connection.codec, connection.decoder
@@ -249,10 +253,10 @@ class LiveSource(Source):
 
 
 class _AudioClock:
-    """Converts audio timestamps from a connection's clock to the clock of `Frame.pts`. Thread-safe.
+    """Moves the timestamps of audio packets to the timeline of `Frame.pts`, by adding an offset. Thread-safe.
 
     Attributes:
-        listeners: callbacks that receive the converted audio packets.
+        listeners: callbacks that receive the moved audio packets.
     """
 
     def __init__(self) -> None:
@@ -262,7 +266,7 @@ class _AudioClock:
         self._early: deque[AudioPacket] = deque(maxlen=_EARLY)
 
     def restart(self) -> None:
-        """Prepare for a new connection. Audio packets are buffered until `align` sets their timestamp offset."""
+        """Prepare for a new connection, whose timestamp offset is unknown until `align` is called."""
         with self._lock:
             self._shift = None
             self._early.clear()
@@ -277,7 +281,7 @@ class _AudioClock:
                 self._pass_on(self._early.popleft())
 
     def hear(self, packet: AudioPacket) -> None:
-        """Convert an audio packet and pass it to the callbacks; buffer it if the offset is still unknown."""
+        """Pass an audio packet to the callbacks, with its new timestamp. Buffer it until `align` is called."""
         with self._lock:
             if self._shift is None:
                 self._early.append(packet)

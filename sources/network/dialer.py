@@ -56,14 +56,14 @@ class Dialer:
         return numeric
 
     def allow(self, url: str, numeric: Sequence[str]) -> None:
-        """Raise SourceError if `check` forbids connecting to `url` at these IP addresses."""
+        """Raise SourceError if the user's address policy (`check`) forbids these IP addresses for `url`."""
         if self.check is not None:
             self.check(url, ip_addresses(numeric))
 
     def connect(self, url: str, host: str, port: int, *, secure: bool, proxy: HttpProxy | None = None) -> StreamSocket:
-        """Open a connection for `url`, with TLS if `secure` is set.
+        """Open a connection for `url`, with TLS if `secure` is True.
 
-        If addresses are checked, the proxy is ignored, because it would resolve the host itself.
+        The proxy is not used if `check` is set, because the proxy would resolve the host itself.
 
         Raises:
             LiveError: if the connection cannot be opened.

@@ -23,7 +23,11 @@ class Credentials:
         self._cnonce = ""
 
     def challenge(self, challenges: Sequence[str]) -> bool:
-        """Store the strongest supported `WWW-Authenticate` challenge. Return False if none is supported."""
+        """Store the strongest supported challenge of the server. Return False if none is supported.
+
+        Args:
+            challenges: values of the `WWW-Authenticate` headers.
+        """
         best = -1
         for challenge in challenges:
             scheme, _, rest = challenge.strip().partition(" ")
@@ -45,7 +49,7 @@ class Credentials:
 
     @property
     def stale(self) -> bool:
-        """Whether the server rejected the last request because of an expired nonce. The password may be correct."""
+        """Whether the server rejected the last request because its nonce had expired, not because of the password."""
         return self._challenge.get("stale", "").lower() == "true"
 
     def authorization(self, method: str, uri: str) -> str | None:
