@@ -28,7 +28,7 @@ class Plane(Protocol):
     """
 
     def __dlpack__(self) -> Any:
-        """Return a DLPack capsule. The GPU may still be writing the plane, on the legacy default CUDA stream."""
+        """Return a DLPack capsule. A plane on a GPU is complete when the legacy default CUDA stream has finished."""
         ...
 
 
@@ -38,8 +38,8 @@ class YuvPlanes:
 
     Attributes:
         planes: the luma plane, followed by one interleaved chroma plane (NV12) or two chroma planes.
-        matrix: fixed-point coefficients (times 65536) from YUV to RGB, for limited range: V to red, U to blue, U to
-            green, V to green. The coefficients for green are subtracted.
+        matrix: coefficients of limited-range YUV to RGB, times 65536: V to red, U to blue, U to green, V to green. The
+            last two are subtracted.
         full_range: whether values range from 0 to 255; otherwise luma from 16 to 235 and chroma from 16 to 240.
         gpu: index of the GPU that stores the planes; None for main memory.
     """

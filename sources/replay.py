@@ -13,10 +13,7 @@ _RATE = 25  # frames per second, if the file states none
 
 
 class ReplaySource(Source):
-    """A live source that plays the frames of a file in real time.
-
-    In a loop, timestamps continue to increase. The capture time of a frame is the moment when it is played.
-    `corrupt_packets` is updated each time the file ends.
+    """A live source that plays the frames of a file in real time. In a loop, timestamps continue to increase.
 
     Args:
         source: the file source; closed together with this source.

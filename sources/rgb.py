@@ -20,7 +20,7 @@ from saccade.sources.planes import YuvPlanes, planes_of
 
 @dataclass(slots=True, frozen=True)
 class Orientation:
-    """Operations that make a frame upright: first an optional transpose, then optional mirroring along each axis."""
+    """How to make a frame upright: first transpose it, then mirror it horizontally and vertically."""
 
     transpose: bool = False
     mirror_x: bool = False
@@ -34,12 +34,8 @@ _TURNED = {90: (0, -1, 1, 0), -90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), -180: (-1
 
 
 def display_matrix_of(frame: av.VideoFrame) -> tuple[int, ...] | None:
-    """Return a frame's display matrix as 9 numbers, as containers store it; None if the frame has none.
-
-    Do not call this function for each frame. PyAV's `side_data` creates a reference cycle, so that only the cyclic
-    garbage collector frees the frame.
-    """
-    try:
+    """Return a frame's display matrix as 9 numbers, or None if the frame has none. Do not call this for each frame."""
+    try:  # side_data makes a reference cycle, so that only the garbage collector frees the frame
         side_data: Any = frame.side_data  # not `rotation`, which cannot tell mirrored from upside down
     except ValueError:  # the side data has a kind unknown to PyAV, such as EXIF
         if (turned := _TURNED.get(frame.rotation)) is None:
@@ -51,7 +47,7 @@ def display_matrix_of(frame: av.VideoFrame) -> tuple[int, ...] | None:
 
 
 def orientation_of(frame: av.VideoFrame) -> Orientation:
-    """Return the orientation from a frame's display matrix. Slow; see `display_matrix_of`."""
+    """Return the orientation from a frame's display matrix. Do not call this for each frame."""
     return orientation_of_matrix(display_matrix_of(frame))
 
 
@@ -66,7 +62,7 @@ def orientation_of_matrix(matrix: tuple[int, ...] | None) -> Orientation:
 
 
 def pixel_aspect_of(*told: Fraction | None) -> Fraction:
-    """Return the first plausible pixel aspect ratio (width / height) among the arguments, or 1 if none is plausible."""
+    """Return the first usable pixel aspect ratio (width / height) among the arguments, or 1 if there is none."""
     for aspect in told:
         if aspect and 1 / _MOST_ASPECT <= aspect <= _MOST_ASPECT:
             return Fraction(aspect)
@@ -74,13 +70,10 @@ def pixel_aspect_of(*told: Fraction | None) -> Fraction:
 
 
 class RgbConverter:
-    """Converts the frames of one connection to RGB on demand, one at a time. Thread-safe.
-
-    swscale contexts are reused: `VideoFrame.to_ndarray()` creates a context per call and is 17 times slower at 640×360.
-    Each conversion uses one thread, because swscale would start one thread per core and stream.
-    """
+    """Converts the frames of a stream to RGB on demand, one at a time. Thread-safe."""
 
     def __init__(self) -> None:
+        # A new swscale context per frame, as `VideoFrame.to_ndarray` makes, is 17 times slower at 640×360.
         self._to_rgb, self._to_planar = VideoReformatter(), VideoReformatter()
         self._lock = threading.Lock()
 
@@ -98,7 +91,7 @@ class RgbConverter:
 
         Args:
             frame: the decoded frame.
-            orientation: orientation of the frame; None to read the rotation from the frame, without vertical mirroring.
+            orientation: orientation of the frame; None to read its rotation from the frame.
 
         Raises:
             FFmpegError, ValueError: if swscale cannot convert the frame's pixel format.
@@ -136,7 +129,11 @@ class DecodedImage:
         self.size = (frame.height, frame.width) if sideways else (frame.width, frame.height)
 
     def __call__(self) -> RgbImage:
-        """Return the RGB image, the same array on each call. Raises the errors of `RgbConverter.convert`."""
+        """Return the RGB image. Each call returns the same array.
+
+        Raises:
+            FFmpegError, ValueError: if swscale cannot convert the frame's pixel format.
+        """
         with self._lock:
             if self._image is None:
                 assert self._frame is not None
@@ -145,7 +142,7 @@ class DecodedImage:
             return self._image
 
     def planes(self) -> YuvPlanes | None:
-        """Return the YUV planes of the decoded frame; None after the frame was converted to RGB, or if unsupported."""
+        """Return the YUV planes of the frame, or None after conversion to RGB or for an unsupported format."""
         with self._lock:
             turned = self._orientation is not None and self._orientation != _UPRIGHT
             return None if self._frame is None or turned else planes_of(self._frame)

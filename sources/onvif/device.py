@@ -1,7 +1,7 @@
-"""Reads an ONVIF device's profiles and stream URIs, and selects the profile that suits the model best.
+"""Reads an ONVIF device's media profiles and stream URIs, and selects a profile for the model.
 
-The ONVIF service Media lists H.264 profiles. Media2 lists H.265 profiles too. This module builds the Media2 requests,
-because the package `onvif-zeep-async` does not support Media2.
+The older ONVIF service Media lists H.264 profiles; Media2 lists H.265 profiles too. This module builds the Media2
+requests, because the package `onvif-zeep-async` does not support Media2.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class OnvifAddress:
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/onvif/device_service"
 
     def stream(self, profile: Profile) -> RtspAddress:
-        """Return the RTSP address of a profile, with the device's credentials.
+        """Return the RTSP address of a media profile, with the device's credentials.
 
         Raises:
             SourceError: if the device reports a malformed URI.
@@ -108,7 +108,7 @@ class OnvifAddress:
 
 
 def best_profile(profiles: list[Profile]) -> Profile:
-    """Return the profile that suits the model best: H.264 or H.265, about 1280 × 720 pixels."""
+    """Return the media profile that suits the model best: preferably H.264 or H.265, near 1280 × 720 pixels."""
 
     def distance(profile: Profile) -> tuple[bool, float]:
         pixels = profile.width * profile.height
@@ -118,15 +118,16 @@ def best_profile(profiles: list[Profile]) -> Profile:
 
 
 def largest_profile(profiles: list[Profile]) -> Profile:
-    """Return the profile with the largest image. H.264 and H.265 profiles take precedence over other codecs."""
+    """Return the H.264 or H.265 profile with the largest image. If there is none, consider all profiles."""
     return max(profiles, key=lambda profile: (profile.codec in _CODECS, profile.width * profile.height))
 
 
 def checked_address(address: OnvifAddress, dialer: Dialer) -> OnvifAddress:
-    """Return the address. If the dialer checks addresses, the host is replaced by an allowed IP address.
+    """Return the address of an ONVIF device. If the dialer checks addresses, its host is an allowed IP address.
 
     Raises:
-        LiveError, SourceError: see `Dialer.look_up`.
+        LiveError: if the host cannot be resolved.
+        SourceError: if the address is forbidden.
     """
     return address if dialer.check is None else replace(address, host=dialer.look_up(address.url, address.host)[0])
 
@@ -136,7 +137,7 @@ def read_profiles(address: OnvifAddress, *, there_only: bool = False) -> list[Pr
 
     Args:
         address: address of the device.
-        there_only: whether to contact only the host and port of `address`.
+        there_only: whether to send all requests to this address, even if the device reports other addresses.
 
     Raises:
         SourceError: if the extra `onvif` is not installed.
@@ -159,8 +160,8 @@ def ask_device(
 
     Args:
         address: address of the device.
-        ask: coroutine function that sends requests to the device (an `onvif.ONVIFCamera`).
-        there_only: whether to contact only the host and port of `address`, even if the device reports other addresses.
+        ask: coroutine function that is called with the connected `onvif.ONVIFCamera` and sends requests.
+        there_only: whether to send all requests to this address, even if the device reports other addresses.
         limit_s: time limit in seconds; None for no limit.
 
     Raises:
@@ -199,7 +200,7 @@ def ask_device(
 
 
 async def profiles_of(device: Any) -> list[Profile]:
-    """Read the profiles of a connected ONVIF device, through Media2 if the device has this service, else Media."""
+    """Read the media profiles of a connected ONVIF device, with the service Media2 or, if that fails, Media."""
     if url := device.xaddrs.get(_MEDIA2):
         try:
             if found := await _read_media2(device, url):
@@ -250,7 +251,7 @@ async def _read_media2(device: Any, url: str) -> list[Profile]:
 
 
 async def _read_media(device: Any) -> list[Profile]:
-    """Read the profiles of a connected ONVIF device through the service Media."""
+    """Read the media profiles of a connected ONVIF device with the older service Media."""
     media = await device.create_media_service()
     found = []
     for profile in await media.GetProfiles():

@@ -1,4 +1,4 @@
-"""Signals of an ONVIF camera: motion that the camera detects, and its digital inputs, from a PullPoint subscription."""
+"""Signals of an ONVIF camera, such as detected motion and digital inputs. A PullPoint subscription delivers them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _STATES = ("State", "IsMotion", "LogicalState")
 
 
 class CameraSignals:
-    """Receives the signals of a camera in a thread, which the first call of `read` starts.
+    """Receives the signals of an ONVIF camera, such as motion, in a thread. The first call of `read` starts the thread.
 
     Args:
         name: name of the stream, for the log.
         closed: event; setting it ends the thread.
-        ask: function that connects to the camera and runs a coroutine function, such as `ask_device`.
+        ask: connects to the camera and runs the given coroutine function, such as `ask_device`.
     """
 
     def __init__(self, name: str, closed: threading.Event, ask: Callable[[Callable[[Any], Any]], object]) -> None:
@@ -47,10 +47,10 @@ class CameraSignals:
         self._off_at: dict[tuple[str, str], float] = {}
 
     def read(self) -> frozenset[str] | None:
-        """Return the active signals by name, such as `input`, and by name and token, such as `input DigitInput_1`.
+        """Return the active signals, or None if the camera's events cannot be received. Thread-safe.
 
-        A signal stays active for one second after its end. Returns None if the camera's events cannot be received.
-        Thread-safe.
+        Each signal is contained twice: by name, such as `input`, and with its source, such as `input DigitInput_1`. A
+        signal stays active for one second after its end.
         """
         with self._lock:
             if self._thread is None:
@@ -118,6 +118,6 @@ class CameraSignals:
 
 
 def _items(content: Any, part: str) -> list[tuple[str, str]]:
-    """Return the (name, value) pairs in a part of an ONVIF event message, such as "Source" or "Data"."""
+    """Return the (name, value) pairs of a section of an ONVIF event message, such as the section "Source" or "Data"."""
     items = getattr(getattr(content, part, None), "SimpleItem", None) or []
     return [(str(item.Name), str(item.Value)) for item in items]

@@ -52,9 +52,9 @@ class OnvifSource(LiveSource):
         self._signals = CameraSignals(stream, self._closed, partial(self._ask_device, limit_s=None))
 
     def signals(self) -> frozenset[str] | None:
-        """Return the camera's active signals, such as "motion". The first call subscribes to the camera's events.
+        """Return the camera's active signals, such as "motion", or None if the camera's events cannot be received.
 
-        Returns None if the camera's events cannot be received; see `CameraSignals.read`.
+        The first call subscribes to the camera's events.
         """
         return self._signals.read()
 

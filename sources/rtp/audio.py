@@ -19,7 +19,7 @@ class Piece:
     """One encoded audio frame.
 
     Attributes:
-        timestamp: RTP timestamp of the first sample, without wrap-around; may exceed 32 bits.
+        timestamp: RTP timestamp of the first sample. It does not wrap around and may exceed 32 bits.
         data: the encoded audio for the decoder.
         samples: duration of the frame in units of the RTP clock: the number of samples per channel.
     """
@@ -30,7 +30,7 @@ class Piece:
 
 
 class AudioDepacketizer:
-    """Extracts the encoded audio of one stream from RTP packets in order.
+    """Extracts encoded audio from the RTP packets of one stream. The packets must be in order.
 
     Args:
         encoding: codec name in SDP, one of `CODECS`.
@@ -62,7 +62,7 @@ class AudioDepacketizer:
             self.rate = 16000  # its RTP clock is 8000, by an old mistake in RFC 1890
 
     def push(self, timestamp: int, payload: bytes, *, marker: bool, gap: bool) -> list[Piece]:
-        """Add an RTP packet of audio and return the encoded audio frames that are now complete.
+        """Add an RTP packet of audio. Return the encoded audio frames that this packet completes.
 
         Args:
             timestamp: RTP timestamp of the packet.

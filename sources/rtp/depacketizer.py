@@ -23,10 +23,9 @@ class AccessUnit:
         data: the encoded frame for the decoder. NAL units of H.264 and H.265 have start codes (Annex B).
         timestamp: RTP timestamp, 32 bits in units of 1/90000 s.
         key: whether the access unit is a keyframe, at which decoding can start.
-        fresh: whether access units are missing before this keyframe, so that the decoder must be flushed.
+        fresh: whether to flush the decoder before this keyframe, because previous access units are missing.
         damaged: whether a part of the access unit, or of a reference frame, is missing; only with `show_damaged`.
-        dropped_before: number of access units dropped directly before this access unit, because packets were missing or
-            malformed.
+        dropped_before: number of access units that were dropped directly before this access unit.
         arrived_at: arrival time of the first packet, in seconds, as passed to `Depacketizer.push`.
         codec: FFmpeg's name of the codec.
     """
@@ -42,15 +41,15 @@ class AccessUnit:
 
 
 class Depacketizer(ABC):
-    """Assembles access units from RTP packets in sequence. After packet loss, it skips to the next keyframe.
+    """Assembles access units (encoded frames) from RTP packets in sequence. After packet loss, it skips to a keyframe.
 
-    Malformed packets never raise an error. Packets without frame data, such as padding, do not count as damage.
+    Malformed packets never raise an error.
 
     Args:
         codec: FFmpeg's name of the codec.
-        show_damaged: whether to return incomplete access units too, and units that reference them, marked as damaged.
-        trust_marker: whether to use marker bits from the first access unit on, as in WebRTC. If False, marker bits are
-            used after two access units with correct marker bits. After an incorrect marker bit, they are ignored.
+        show_damaged: whether to also return access units with missing data or missing reference frames.
+        trust_marker: whether the sender is known to set correct marker bits, as in WebRTC. If False, marker bits are
+            used after two access units with correct marker bits.
     """
 
     def __init__(self, codec: str, *, show_damaged: bool = False, trust_marker: bool = False) -> None:
@@ -115,16 +114,16 @@ class Depacketizer(ABC):
 
     @property
     def needs_key(self) -> bool:
-        """Whether access units are dropped until the next keyframe."""
+        """Whether the depacketizer is skipping to the next keyframe."""
         return not self._keyed
 
     def skip(self, gap: bool) -> None:
-        """Skip a packet of another codec. `gap` says whether packets are missing before it."""
+        """Skip a packet whose payload belongs to another codec. `gap` says whether packets before it were lost."""
         self._gap |= gap
 
     @property
     def _is_open(self) -> bool:
-        """Whether the unfinished access unit contains frame data."""
+        """Whether frame data of the current access unit has arrived."""
         return self._has_slices or self._damaged or bool(self._fragments)
 
     def _begin(self, packet: RtpPacket, gap: bool, at: float) -> None:
@@ -137,7 +136,7 @@ class Depacketizer(ABC):
             self._damaged |= not self._begins_unit(packet.payload)  # the missing packets may be the unit's first
 
     def _close(self) -> list[AccessUnit]:
-        """End the current access unit. Return it in a list, which is empty if the access unit cannot be decoded."""
+        """End the current access unit. Return a list with the access unit, or an empty list if it cannot be decoded."""
         parts, key, slices = self._parts, self._key, self._has_slices
         damaged = self._damaged or bool(self._fragments)
         self._parts, self._fragments, self._size = [], [], 0
@@ -157,7 +156,7 @@ class Depacketizer(ABC):
 
     @abstractmethod
     def _is_known(self, payload: bytes) -> bool:
-        """Return whether a payload can contain frame data or parameter sets. Others, such as padding, are skipped."""
+        """Return whether a payload can contain frame data or parameter sets; padding, for example, cannot."""
 
     @abstractmethod
     def _holds_slices(self, payload: bytes) -> bool:
@@ -165,8 +164,8 @@ class Depacketizer(ABC):
 
     @abstractmethod
     def _begins_unit(self, payload: bytes) -> bool:
-        """Return whether a payload after packet loss certainly starts a new access unit."""
+        """Return whether a payload certainly starts a new access unit. Called after packet loss."""
 
     @abstractmethod
     def _parse(self, payload: bytes) -> bool:
-        """Parse a payload and append its data to the current access unit. Return False if this is impossible."""
+        """Append the data of a payload to the current access unit. Return False if the payload is malformed."""

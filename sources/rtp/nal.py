@@ -10,11 +10,12 @@ _SHORT_START_CODE = START_CODE[1:]
 
 @dataclass(slots=True, frozen=True)
 class NalSyntax:
-    """The NAL unit types of one codec, by their role in depacketizing.
+    """How a depacketizer treats the NAL unit types of one codec.
 
     Attributes:
         header: size of a NAL unit's header in bytes.
-        aggregate, fragment: RTP payload types that contain several NAL units, or a part of one NAL unit.
+        aggregate: RTP payload type that contains several NAL units.
+        fragment: RTP payload type that contains a part of one NAL unit.
         unsupported: RTP payload types of the interleaved modes, which no camera sends.
         ignored: types that can be skipped: end of sequence, filler and undefined types.
         slices: types that contain a part of a frame.
@@ -76,10 +77,7 @@ HEVC = NalSyntax(
 
 
 def split_annex_b(nal: bytes) -> list[bytes]:
-    """Split a NAL unit at start codes inside it, which some senders, such as V380 cameras, wrongly send.
-
-    A valid NAL unit contains no start code, because encoders escape it (emulation prevention).
-    """
+    """Split a NAL unit at start codes inside it. Some cameras send several NAL units as one."""
     if _SHORT_START_CODE not in nal:
         return [nal]
     return [part for part in (piece.rstrip(b"\0") for piece in nal.split(_SHORT_START_CODE)) if part]

@@ -18,7 +18,7 @@ class RtpPacket:
 
 
 def parse_rtp(data: bytes) -> RtpPacket | None:
-    """Parse an RTP packet; return None if it is invalid. If a packet contains only padding, its payload is empty."""
+    """Parse an RTP packet; return None if it is invalid."""
     if len(data) < 12 or data[0] >> 6 != 2:
         return None
     first = data[0]
@@ -43,10 +43,10 @@ def parse_rtp(data: bytes) -> RtpPacket | None:
 
 
 def signed(difference: int, bits: int = 32) -> int:
-    """Return the signed difference of two numbers that wrap around, such as RTP timestamps.
+    """Convert the difference of two wrapping numbers, such as RTP timestamps, to the signed difference near zero.
 
     Args:
-        difference: difference of the two numbers, of any sign and size.
+        difference: difference of the two numbers.
         bits: number of bits after which the numbers wrap around.
     """
     half = 1 << (bits - 1)

@@ -15,12 +15,11 @@ Ordered = tuple[RtpPacket, bool, float]
 class ReorderBuffer:
     """Sorts RTP packets by sequence number.
 
-    Packets in sequence are returned immediately. After a gap, up to `capacity` packets are buffered for up to `wait_s`
-    seconds, until the missing packet arrives. A single packet with another SSRC or an implausible sequence number is
-    ignored. Two such packets in sequence reset the buffer.
+    Packets in sequence are returned immediately. Packets that follow a missing packet wait for it. A stray packet is
+    ignored, but two in sequence, such as after a restart of the sender, reset the buffer.
 
     Args:
-        capacity: maximum number of buffered packets; 0 for TCP, which keeps the order.
+        capacity: maximum number of waiting packets; 0 for TCP, which keeps the order.
         wait_s: maximum time to wait for a missing packet, in seconds.
     """
 
@@ -49,7 +48,7 @@ class ReorderBuffer:
 
     @property
     def holds_back(self) -> bool:
-        """Whether packets are buffered until a missing packet arrives."""
+        """Whether packets are waiting for a missing packet."""
         return bool(self._held)
 
     def push(self, packet: RtpPacket, now: float) -> list[Ordered]:
@@ -76,7 +75,7 @@ class ReorderBuffer:
         return ordered
 
     def _release(self, *, skip: bool) -> list[Ordered]:
-        """Return the packets that are next in sequence. If `skip` is True, missing packets before them are lost."""
+        """Return the packets that are next in sequence. If `skip` is True, give up the missing packets before them."""
         assert self._next is not None
         first = self._next
         while skip and self._next not in self._held:

@@ -42,11 +42,9 @@ class SenderReport:
 class SenderClock:
     """Calculates the capture times of one sender's frames from its RTCP reports.
 
-    If the sender's clock is wrong by more than `PLAUSIBLE_S` seconds, an offset corrects it. The offset makes the
-    capture time of the frame with the lowest latency equal to its arrival time.
-
     Attributes:
-        offset_s: seconds that are subtracted from the sender's clock; 0 if the clock is plausible.
+        offset_s: correction in seconds, subtracted from the sender's clock. 0 unless the clock is wrong by more than
+            `PLAUSIBLE_S` seconds.
     """
 
     def __init__(self) -> None:
@@ -107,8 +105,8 @@ def receiver_report(ssrc: int, highest: int, lost: int, report: SenderReport | N
         ssrc: SSRC of the sender.
         highest: highest received sequence number, extended to 32 bits.
         lost: number of lost packets.
-        report: the last sender report, or None.
-        now: current time in seconds, on the clock of `report.at`.
+        report: the last sender report, or None if there is none.
+        now: current time in seconds; the same clock as `report.at`.
     """
     middle, delay = (report.ntp_middle, int((now - report.at) * 65536)) if report else (0, 0)
     block = struct.pack(">IIIIII", ssrc, min(lost, 0x7FFFFF), highest & 0xFFFFFFFF, 0, middle, min(delay, 0xFFFFFFFF))

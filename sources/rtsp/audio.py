@@ -1,7 +1,7 @@
 """Audio of an RTSP session: orders packets, and converts their timestamps to the video's clock.
 
-RTCP sender reports align the audio clock with the video clock. Until these reports arrive, the clocks are aligned by
-the RTP timestamps in the reply to PLAY. If the reply has no timestamps, arrival times are used.
+RTCP sender reports align the audio clock with the video clock. Before the first reports, the reply to PLAY or the
+arrival times of the packets are used.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class AudioReceiver:
 
     Args:
         media: description of the audio stream.
-        in_order: whether the transport keeps the order of packets, as TCP does.
-        began: RTP timestamps of video and audio at the same moment; None if unknown.
+        in_order: whether packets arrive in order, as over TCP.
+        began: RTP timestamps (video, audio) of the same moment, from the reply to PLAY; None if unknown.
 
     Raises:
         ValueError: if the audio format is not supported.
@@ -42,7 +42,7 @@ class AudioReceiver:
         self._aligned_by: tuple[float, float] | None = None  # the wall clocks of the two reports last used
 
     def take_rtp(self, data: bytes, at: float, video: tuple[int, float] | None) -> list[AudioPacket]:
-        """Process an RTP packet. Return the audio packets that are now complete.
+        """Process an RTP packet of the audio stream.
 
         Args:
             data: the RTP packet.
@@ -50,7 +50,7 @@ class AudioReceiver:
             video: timestamp and arrival time of the newest video frame; None before the first.
 
         Returns:
-            The audio packets; an empty list before the first video frame.
+            The audio packets that are complete now; an empty list before the first video frame.
         """
         packet = parse_rtp(data)
         if packet is None or packet.payload_type != self._payload_type:
@@ -61,7 +61,7 @@ class AudioReceiver:
         return found
 
     def take_rtcp(self, data: bytes, at: float, video: SenderReport | None, video_time: int) -> None:
-        """Process an RTCP packet. A sender report aligns the audio clock with the video clock.
+        """Process an RTCP packet. From a sender report, learn the offset between the audio clock and the video clock.
 
         Args:
             data: the RTCP packet.
@@ -105,7 +105,7 @@ class AudioReceiver:
         ]
 
     def _first_shift(self, arrival: int, video_time: int) -> int:
-        """Return the offset from audio timestamps to video timestamps, used until RTCP reports arrive.
+        """Return an estimated offset from audio to video timestamps, for the time before the first RTCP reports.
 
         Args:
             arrival: arrival time of the newest audio packet, on the video's clock.

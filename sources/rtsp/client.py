@@ -43,7 +43,7 @@ class Datagram:
         rtcp: True for RTCP, False for RTP.
         data: the packet's bytes.
         at: arrival time from `time.monotonic()`, in seconds.
-        stream: index of the stream, in the order of the SETUP requests.
+        stream: index of the media stream, in the order of the SETUP requests.
     """
 
     rtcp: bool
@@ -58,12 +58,12 @@ class RtspClient:
     Args:
         address: address of the server, with credentials.
         closed: event; setting it aborts all blocking calls.
-        way: transport of the RTP packets; "http" tunnels requests and packets through HTTP.
+        way: transport: "tcp", "udp" and so on. "http" tunnels requests and packets through HTTP.
         tls: which certificates of an rtsps server to accept.
         check: raises SourceError for a forbidden address; None to allow any address.
 
     Attributes:
-        heard_at: `time.monotonic()` in seconds when a packet or reply last arrived.
+        heard_at: time of the last packet or reply, in seconds of `time.monotonic()`.
 
     Raises:
         LiveError: if the server does not answer.
@@ -203,7 +203,7 @@ class RtspClient:
         return found
 
     def send_rtcp(self, data: bytes) -> None:
-        """Send an RTCP packet to the server, for the stream that was set up first."""
+        """Send an RTCP packet for the first media stream to the server."""
         if self._udp:
             self._udp[0].send_rtcp(data)
         else:
@@ -238,7 +238,7 @@ class RtspClient:
         )
 
     def _wait(self, timeout_s: float) -> None:
-        """Wait for data on any socket, and pass the RTSP connection's data to the parser."""
+        """Wait until data has arrived on a socket. Data of the RTSP connection is passed to the parser."""
         stream = self._stream
         if not stream.pending:
             descriptors = [stream.fileno(), *(one for udp in self._udp for one in udp.descriptors)]
@@ -288,6 +288,6 @@ def _credentials_of(address: RtspAddress) -> Credentials | None:
 
 
 def session_timeout(parameters: str) -> float:
-    """Return the timeout in seconds from an RTSP Session header's parameters, such as ";timeout=10". Default: 60."""
+    """Return the timeout in seconds that an RTSP Session header states, such as ";timeout=10"; 60 if it states none."""
     found = re.search(r"(?:^|;)\s*timeout\s*=\s*\"?([0-9]{1,5})\b", parameters, re.IGNORECASE)
     return max(1.0, float(found[1])) if found else 60.0

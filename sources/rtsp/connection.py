@@ -1,7 +1,6 @@
 """Connection to an RTSP camera with H.264 or H.265 video. Each frame is decoded when its last packet arrives.
 
-FFmpeg's RTSP client would return a frame only when the next frame begins. It is used only for codecs other than H.264
-and H.265 (`saccade.sources.live.ffmpeg`).
+FFmpeg's RTSP client, which returns a frame only when the next frame begins, is used for other codecs.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class RtspConnection:
         choice: selects TCP, UDP or another transport.
         hwaccel: "auto" to decode on a GPU if there is one, "cuda" to require a GPU, "none" for the CPU.
         gpu: index of the GPU that stores the decoded frames, see `gpu_decoding`.
-        loss: whether to return or to hide damaged frames.
+        loss: "show" to return damaged frames, "hide" to skip them.
         tls: which TLS certificates to accept.
         check_address: raises SourceError for a forbidden address, also after a redirect; None to allow any.
         taps: callbacks that receive the encoded packets; None for none.
@@ -120,12 +119,12 @@ class RtspConnection:
 
     @property
     def media_at(self) -> float:
-        """`time.monotonic()` in seconds when a video packet last arrived."""
+        """Arrival time of the last video packet, in seconds of `time.monotonic()`."""
         return self._receiver.media_at
 
     @property
     def damaged(self) -> int:
-        """Number of lost or malformed packets, plus the number of frames that could not be decoded."""
+        """Number of errors: lost or malformed packets, and frames that could not be decoded."""
         return self._receiver.damaged + self._undecodable
 
     @property
@@ -201,7 +200,7 @@ class RtspConnection:
             self._lost = 0
 
     def _discard(self, pts: int | None) -> None:
-        """Count a frame that could not be decoded. Skip to the next keyframe unless `show_damaged` is set."""
+        """Count a frame that could not be decoded. Skip to the next keyframe, unless damaged frames are returned."""
         self._inside.pop(pts if pts is not None else -1, None)
         self._undecodable += 1
         self._lost += 1

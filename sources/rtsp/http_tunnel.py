@@ -113,7 +113,7 @@ class HttpTunnel:
         self._up.close()
 
     def _read_head(self) -> tuple[str, bytes]:
-        """Return the HTTP response's head, and the bytes that arrived after the head."""
+        """Return the status line and headers of the HTTP response, and the bytes that arrived after them."""
         data = b""
         deadline = time.monotonic() + CONNECT_S
         while b"\r\n\r\n" not in data:

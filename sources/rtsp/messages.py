@@ -46,11 +46,10 @@ class Reply:
 class MessageParser:
     """Splits a byte stream into RTP packets, RTSP replies and RTSP requests.
 
-    Invalid bytes raise `ProtocolError` before the first valid reply. After that reply, they are skipped.
+    After the first valid reply, invalid bytes are skipped; before that, they raise `ProtocolError`.
 
     Attributes:
-        channels: numbers of the interleaved channels in use. After invalid bytes, only packets of these
-            channels are accepted.
+        channels: numbers of the interleaved channels in use. Packets that follow invalid bytes must have one of them.
     """
 
     def __init__(self) -> None:
@@ -119,7 +118,7 @@ class MessageParser:
         return ServerRequest(first.split(" ", 1)[0], headers)
 
     def _resynchronize(self) -> None:
-        """Skip invalid bytes up to the next packet or reply. Some servers send a packet with a wrong length."""
+        """Skip invalid bytes up to the next packet or reply."""
         if not self._proved:
             raise ProtocolError
         buffer = self._buffer
@@ -138,6 +137,6 @@ def _is_rtp(first: int) -> bool:
 
 
 def _may_begin_message(buffer: bytearray) -> bool:
-    """Return whether the buffer can begin with an RTSP message or an HTTP status line."""
+    """Return whether the received bytes could be the beginning of an RTSP message or an HTTP status line."""
     line = bytes(buffer[:16])
     return line.startswith((b"RTSP/"[: len(line)], b"HTTP/")) or re.match(rb"[A-Z_]+( |$)", line) is not None

@@ -1,7 +1,6 @@
 """Reads the SRTP key from a MIKEY message (RFC 3830) in a session description (RFC 4567), as Axis cameras send it.
 
-The key in the message must be unencrypted. A camera should send the description over TLS only, because anyone who
-can read the description can decrypt the video.
+The key in the message must be unencrypted. The camera should therefore send the description over TLS.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def crypto_of(message: bytes) -> str:
 
 
 def _key(data: bytes) -> tuple[int, bytes, bytes]:
-    """Return the key type, the key and the salt of the first key in a MIKEY key payload."""
+    """Return the type, the key and the salt of the first key in a MIKEY payload."""
     reader = _Reader(data)
     reader.take(1)
     kind = reader.number(1) >> 4

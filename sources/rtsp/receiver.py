@@ -37,13 +37,13 @@ class Receiver:
 
     Args:
         session: RTSP session that is already playing; `close` also closes the session.
-        choice: transport selection, which is switched to TCP if UDP loses too many packets.
+        choice: transport of later connections. The receiver switches it to TCP if UDP loses too many packets.
         show_damaged: whether to return damaged access units, see `Depacketizer`.
         closed: event; setting it aborts all blocking calls.
         taps: callbacks that receive the encoded packets in this thread; None for none.
 
     Attributes:
-        media_at: `time.monotonic()` when a video packet last arrived, in seconds; 0 before the first.
+        media_at: arrival time of the last video packet, in seconds of `time.monotonic()`; 0 before the first.
         received: number of received video packets.
         report: the camera's latest RTCP sender report; None before the first.
     """
@@ -134,7 +134,7 @@ class Receiver:
         return None
 
     def note_decode(self, seconds: float) -> None:
-        """Record the decoding time of the last access unit in seconds, to estimate the decoding time of the queue."""
+        """Record the decoding time of an access unit in seconds. The queue uses it to detect a slow decoder."""
         with self._changed:
             self._queue.note_decode(seconds)
 

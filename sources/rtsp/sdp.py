@@ -27,8 +27,8 @@ class Media:
         encoding: codec name in capitals, such as "H264"; "" if not stated.
         control: URL for SETUP.
         parameters: parameters of `a=fmtp`, with keys in lower case.
-        rate: frames per second; None if not stated.
-        crypto: SRTP keys as `a=crypto` values without tags, including those converted from `a=key-mgmt`.
+        rate: video frame rate in frames per second; None if not stated.
+        crypto: SRTP keys as `a=crypto` values without tags. Keys from `a=key-mgmt` are converted.
         feedback: RTCP feedback that the server accepts, such as "nack pli".
         clock: rate of the RTP clock in Hz; 0 if not stated.
         channels: number of audio channels.
@@ -77,7 +77,7 @@ class Session:
 def parse_sdp(text: str, base: str) -> Session:
     """Parse a session description (SDP). Malformed lines are ignored.
 
-    An `m=` line with several payload types becomes one `Media` per payload type, all with the same URL.
+    A media description with several payload types becomes one `Media` for each payload type.
 
     Args:
         text: the session description.
@@ -140,7 +140,7 @@ def _read_attribute(media: Media, name: str, value: str) -> None:
 
 
 def _mikey(value: str) -> list[str]:
-    """Return the SRTP key of a MIKEY message (`a=key-mgmt`) as a list; an empty list if the message is unusable."""
+    """Return a list with the SRTP key of an `a=key-mgmt` value, or an empty list if the value is unusable."""
     protocol, _, text = value.strip().partition(" ")
     try:
         return [crypto_of(base64.b64decode(text.strip().strip('"')))] if protocol == "mikey" else []
@@ -156,10 +156,7 @@ def _join_session(base: str, control: str) -> str:
 
 
 def _join(base: str, control: str) -> str:
-    """Resolve a control URL: append a relative URL to `base` after a slash.
-
-    RTSP servers expect this instead of the resolution by RFC 3986.
-    """
+    """Return a control URL. A relative URL is appended to `base` after a slash, as RTSP servers expect."""
     if "://" in control:
         return control
     if control in ("", "*"):

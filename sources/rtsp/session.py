@@ -136,7 +136,7 @@ def _play(client: RtspClient, address: RtspAddress, *, sound: bool) -> RtspSessi
 
 
 def rtp_time_of(info: str, control: str) -> int | None:
-    """Return a stream's first RTP timestamp from an RTP-Info header (RFC 2326, 12.33); None if not stated.
+    """Return a stream's first RTP timestamp from an RTP-Info header, or None if the header does not state it.
 
     Args:
         info: value of the header.
@@ -151,7 +151,7 @@ def rtp_time_of(info: str, control: str) -> int | None:
 
 
 def _set_up_sound(client: RtspClient, medias: list[Media], address: RtspAddress) -> Media | None:
-    """Set up the first audio stream with a supported codec. Return its description, or None if this is impossible."""
+    """Set up the first audio stream with a supported codec. Return its description, or None without audio."""
     offered = [media for media in medias if media.kind == "audio"]
     for media in offered:
         if media.encoding in AUDIO_CODECS:

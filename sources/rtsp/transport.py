@@ -30,7 +30,7 @@ class TransportChoice:
     """Selects the RTSP transport of each new connection to a camera. All connections of a source share one instance.
 
     Args:
-        wanted: transport that the user configured; "auto" starts with TCP and switches to UDP after a failure.
+        wanted: transport that the user configured. "auto" starts with TCP and tries UDP if TCP fails.
     """
 
     def __init__(self, wanted: Transport) -> None:
@@ -40,11 +40,11 @@ class TransportChoice:
 
     @property
     def may_switch(self) -> bool:
-        """Whether the transport may change after a failure: "auto" is configured, and no transport was refused."""
+        """Whether another transport may be tried. Requires "auto", and that the server has not refused a transport."""
         return self._auto and not self._refused
 
     def refused(self) -> bool:
-        """Record that the server refused the transport. Return whether to retry immediately with another transport."""
+        """Record that the server refused the transport. Return True if another transport is now selected."""
         if not self.may_switch:
             return False
         self._refused.add(self.way)
@@ -52,7 +52,7 @@ class TransportChoice:
         return True
 
     def failed(self) -> None:
-        """Switch between TCP and UDP after a connection without data or with high packet loss, if allowed."""
+        """Record that a connection got no data or lost many packets. With "auto", select the other transport."""
         if self.may_switch:
             self._switch()
 
@@ -88,7 +88,7 @@ def transport_request(way: Way, profile: str, port: int, channel: int = 0) -> st
 
 
 def transport_fields(header: str) -> dict[str, str]:
-    """Parse an RTSP Transport header into its fields. Field names are converted to lower case."""
+    """Parse an RTSP Transport header into a dict of parameters. Parameter names are converted to lower case."""
     fields = (item.strip().partition("=")[::2] for item in header.split(";"))
     return {key.strip().lower(): value.strip() for key, value in fields}
 

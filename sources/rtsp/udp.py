@@ -19,8 +19,8 @@ _PUNCH = b"\x80\x00\x00\x00" + bytes(8)
 class UdpPair:
     """Two UDP sockets, for RTP and RTCP.
 
-    Packets are accepted from the server's IP addresses, which `announce` sets. If these addresses send nothing for 1 s,
-    for example because of NAT, one other address is accepted. RTCP reports are then sent to that address.
+    Packets are accepted from the server's IP addresses. If they send nothing for 1 s, for example because of NAT, one
+    other address is accepted.
 
     Args:
         local_host: IP address of the local interface that reaches the server.
@@ -62,12 +62,12 @@ class UdpPair:
         raise LiveError("connection failed", "RTP over UDP needs two consecutive free UDP ports, but none were found")
 
     def announce(self, hosts: set[str], host: str, ports: tuple[int, int] | None) -> None:
-        """Set the server's addresses, and send a packet to each server port to open firewalls (hole punching).
+        """Set the addresses of the server, and send it a packet on each port to open firewalls (hole punching).
 
         Args:
             hosts: IP addresses from which packets are accepted.
-            host: server's IP address, which receives the RTCP reports.
-            ports: server's RTP and RTCP ports; None if unknown, which disables hole punching and reports.
+            host: IP address to which packets are sent.
+            ports: RTP and RTCP ports of the server. If None, no packets are sent.
         """
         self._expected = hosts
         if ports:
