@@ -49,7 +49,8 @@ class RayCluster:
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", f"--num-cpus={self._cpus}"]
         command += [f"--node-ip-address={HOST}", f"--port={self.address.rpartition(':')[2]}"]
-        command += ["--include-dashboard=false", f"--temp-dir={self._folder.name}", "--object-store-memory=80000000"]
+        command += ["--include-dashboard=false", "--include-log-monitor=false"]
+        command += [f"--temp-dir={self._folder.name}", "--object-store-memory=80000000"]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=120)
         if done.returncode:
             self.close()
@@ -65,6 +66,7 @@ class RayCluster:
         """Another machine of it, at an address of its own."""
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={self.address}"]
         command += [f"--node-ip-address={OTHER}", f"--num-cpus={cpus}", "--object-store-memory=80000000"]
+        command += ["--include-log-monitor=false"]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, f"no second node: {done.stdout[-500:]} {done.stderr[-500:]}"
 
