@@ -17,7 +17,7 @@ ImageName = Annotated[Text, Field(pattern=r"(?i)\.(png|jpe?g)$"), WrapValidator(
 
 
 def _points(value: object) -> object:
-    """Parse coordinates in text form, such as `.1,.2,.5,.2`, into points (x, y). Return other values unchanged."""
+    """Convert coordinates, such as ".1,.2,.5,.2" or [.1, .2, .5, .2], to a list of points (x, y)."""
     if isinstance(value, str):
         try:
             value = [float(number) for number in value.split(",")]
@@ -94,10 +94,9 @@ class SizeSettings(NullIsUnset):
         return value
 
     def fits(self, box: tuple[float, float, float, float]) -> bool:
-        """Return whether a box has about the expected size of an object at its distance from the camera.
+        """Return whether the size of a box is close to the expected size at its position.
 
-        The lower edge of the box shows the distance. A box at an edge of the image can be smaller, because the image
-        edge cuts the object.
+        A box at the image border can be smaller, because part of the object can be outside the image.
         """
         (x1, y1, x2, y2), (near, far) = box, (self.near, self.far)
         k = (y2 - far[1][1]) / (near[1][1] - far[1][1])
@@ -152,10 +151,7 @@ class LineSettings(RegionSettings):
 
 
 def _regions(points_key: str) -> BeforeValidator:
-    """Return a validator that also accepts zones or lines in short form: `name=.1,.2,…`, or only the points.
-
-    The validator converts the short form to a mapping from each name to its settings.
-    """
+    """Return a validator that also accepts the short form of a zone or line, such as `door=.1,.2,.5,.2`."""
 
     def read(value: object) -> object:
         if isinstance(value, str):

@@ -1,8 +1,8 @@
-"""The interfaces of stages and gates, and the registries of the stages and gates that a configuration can name.
+"""The interfaces of stages and gates. `STAGES` and `GATES` contain the classes that a configuration can name.
 
     STAGES["count"] = CountStage      # `stages: [count]` in a configuration, `--stage count` on the command line
 
-Each stream has its own stage and gate objects, so they can store state between frames.
+Each stream has its own stage and gate objects, so the objects can store state between frames.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Stage(Protocol):
     """Changes or extends the result of each frame before the sinks receive it."""
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """Return the result of `frame` for the next stage or the sinks.
+        """Return the result of a frame for the next stage or the sinks.
 
-        This method is called in one thread, in the order of the frames, for each frame that the engine has processed.
-        `frame.dropped_before` is the number of frames that were dropped since the previous call. If the method raises
-        an exception, the frame counts as failed.
+        If this method raises an exception, the frame counts as failed. This method is called in one thread, for each
+        processed frame in order. `frame.dropped_before` is the number of frames that were dropped since the previous
+        call.
         """
 
 
@@ -34,19 +34,16 @@ class ClosableStage(Stage, Protocol):
     """A stage that holds resources, such as a file, and must release them."""
 
     def close(self) -> None:
-        """Release the resources of the stage.
-
-        This method is called once: after the last frame of the stream, or when the stream is closed before its start.
-        """
+        """Release the resources of the stage. This method is called once, even if the stream was never started."""
 
 
 @runtime_checkable
 class KeepingStage(Stage, Protocol):
-    """A stage that reports the number of items it stores in memory, to monitor memory use."""
+    """A stage that reports how many items it stores in memory."""
 
     @property
     def kept(self) -> dict[str, int]:
-        """The number of items that the stage stores in memory, by kind, such as `tracks`. Thread-safe."""
+        """The number of stored items, by type of item, such as {"tracks": 12}. Thread-safe."""
 
 
 def find_stage(stages: Iterable[object], kind: type[T]) -> T | None:
@@ -58,10 +55,9 @@ class Gate(Protocol):
     """Decides which frames the engine processes. A frame that the gate does not admit has no result."""
 
     def admit(self, frame: Frame) -> bool:
-        """Return whether the engine should process `frame`.
+        """Return whether the engine should process a frame. Otherwise the frame counts as dropped.
 
-        This method is called in one thread, in the order of the frames, before a frame is submitted to the engine. A
-        frame that is not admitted counts as dropped with the cause `gate`.
+        This method is called in one thread, for each frame in order.
         """
 
 

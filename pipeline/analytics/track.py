@@ -30,17 +30,15 @@ Place = tuple[float, float]
 
 
 def time_of(frame: Frame) -> float:
-    """Return the time of a frame in its stream, in seconds."""
+    """Return the presentation timestamp (PTS) of a frame, in seconds."""
     return frame.pts * frame.time_base.numerator / frame.time_base.denominator
 
 
 class TrackStage:
-    """Adds track IDs and speeds to the boxes and points of a stream, and the trajectories of objects to its results.
-
-    The first box of an object has no track ID yet.
+    """Adds track IDs and speeds to the boxes and points of each frame, and adds the trajectories of the objects.
 
     Args:
-        start_score: lowest score of a box that can start a track. Boxes with lower scores can only continue tracks.
+        start_score: minimum score of a box that starts a track. A box with a lower score can only continue a track.
     """
 
     def __init__(self, start_score: float = 0.5) -> None:
@@ -52,13 +50,14 @@ class TrackStage:
 
     @property
     def tracker(self) -> Tracker:
-        """The tracker that assigns the track IDs."""
+        """The object tracker of this stage."""
         return self._tracker
 
     def predicted(self) -> tuple[Box, ...]:
-        """Return predicted boxes of objects whose detections have been missing for less than `BRIDGE_S` seconds.
+        """Return the predicted boxes of objects that were not detected on the last frame.
 
-        The score of a predicted box is the score of the last detection.
+        An object is included if it was detected within the last `BRIDGE_S` seconds. Its predicted box has the score of
+        its last detection.
         """
         unseen = self._tracker.unseen()
         boxes = []
@@ -97,7 +96,7 @@ class TrackStage:
         )
 
     def _arrays(self, found: list[Box | Spot], frame: Frame) -> tuple[Floats, Floats, Ints]:
-        """Return the corners (n, 4), scores (n,) and class indices (n,) of all boxes and points."""
+        """Return the boxes (n, 4), scores (n,) and class indices (n,) of detections. A point becomes a small box."""
         side = _POINT_SIZE / 2 * min(frame.width, frame.height)
         x, y = side / frame.width, side / frame.height
         corners = [
@@ -117,7 +116,7 @@ class TrackStage:
         return known
 
     def _follow(self, tracked: list[Box | Spot], seconds: float) -> Iterator[Trail]:
-        """Add the current position of each object to its trajectory, and yield the trajectory."""
+        """Append the position of each tracked object to its trajectory, and yield the trajectories."""
         for one in tracked:
             if one.track_id is None:
                 continue
@@ -145,10 +144,7 @@ def bottom_of(one: Box | Spot) -> Place:
 
 
 def _numbered(one: Box | Spot, number: int, speed: float) -> Box | Spot:
-    """Copy a detection, and set its track ID and speed.
-
-    A direct constructor call is faster than `dataclasses.replace`.
-    """
-    if isinstance(one, Box):
+    """Return a copy of a detection with a track ID and a speed."""
+    if isinstance(one, Box):  # a constructor call is faster than dataclasses.replace
         return Box(one.label, one.score, one.x1, one.y1, one.x2, one.y2, number, speed, one.zones, one.predicted)
     return Spot(one.label, one.score, one.x, one.y, number, speed, one.zones, one.predicted)

@@ -1,9 +1,9 @@
-"""Assigns track IDs with the data association of BoT-SORT, without camera motion compensation and appearance features.
+"""Tracks objects with the data association of BoT-SORT, without camera motion compensation and appearance features.
 
-First, the tracker associates high-score boxes with tracks. The similarity is IoU times score. Then, as in ByteTrack, it
-associates low-score boxes with the remaining tracks that were visible on the previous frame. Last, it associates the
-remaining high-score boxes with tracks that have only one box so far. All tracks are stored in arrays and are updated
-together.
+Each frame has three association steps:
+    1. high-score boxes with tracks
+    2. low-score boxes with the remaining visible tracks, as in ByteTrack
+    3. the remaining high-score boxes with new tracks, which have only one box
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _NONE: Ints = np.zeros(0, np.int64)
 
 @dataclass(slots=True, frozen=True)
 class TrackerSettings:
-    """The thresholds of a tracker. The defaults are the same as in BoT-SORT.
+    """The thresholds of a tracker. The defaults are those of BoT-SORT.
 
     Attributes:
-        high: score from which boxes are associated first. A box with a lower score can only continue a track.
-        new: lowest score of a box that can start a track.
-        low: score up to which boxes are ignored.
+        high: minimum score of high-score boxes, which are associated first.
+        new: minimum score of a box that starts a track.
+        low: boxes with this score or a lower score are ignored.
         lost_s: time without a detection after which a track ends, in seconds.
 
     Raises:
@@ -60,7 +60,7 @@ class Unseen:
         ids: (n,) int64 track IDs.
         kinds: (n,) int64 class indices.
         boxes: (n, 4) float64 predicted boxes as x1, y1, x2, y2.
-        for_s: (n,) float64 time since the last detection, in seconds.
+        for_s: (n,) float64 time since the last detection of each track, in seconds.
     """
 
     ids: Ints
@@ -70,10 +70,10 @@ class Unseen:
 
 
 class Tracker:
-    """Tracks the objects of one stream. A track has one class, and only boxes of this class continue the track.
+    """Tracks the objects of one stream. All boxes of a track have the same class.
 
-    A track gets its ID with its second box, or with its first box on the first frame of the stream. IDs start at 1 and
-    are never reused. The order of the boxes in a frame does not matter.
+    A track gets its ID with its second box. On the first frame of the stream, every track gets its ID at once. IDs
+    start at 1 and are never reused.
 
     Args:
         settings: thresholds of the tracker.
@@ -103,12 +103,11 @@ class Tracker:
             boxes: (n, 4) as x1, y1, x2, y2. The unit must be the same on every frame.
             scores: (n,), from 0 to 1.
             kinds: (n,) class index of each box.
-            seconds: time of the frame, in seconds. If it is before the previous frame, the tracker assumes a gap of
-                1/30 s.
+            seconds: time of the frame, in seconds.
 
         Returns:
-            (n,) track ID of each box, or 0 if the box has no ID; and (n, 2) velocity of each box in x and y, per second
-            in the unit of the boxes.
+            Two arrays: the track ID of each box (n,), or 0 if the box has no ID; the velocity of each box (n, 2) in x
+            and y, per second.
         """
         passed = 0.0 if self._last is None else seconds - self._last
         first, self._last = self._last is None, seconds
@@ -142,7 +141,7 @@ class Tracker:
         return ids, velocities
 
     def hold(self, seconds: float) -> None:
-        """Exclude a period without motion from the tracker's time. Lost tracks then do not expire in this period.
+        """Extend the timeout of lost tracks by a period without motion.
 
         Args:
             seconds: duration of the period, in seconds.
@@ -151,24 +150,24 @@ class Tracker:
             self._last += seconds
 
     def unseen(self) -> Unseen:
-        """Return the predicted positions of lost tracks. Tracks without a track ID are omitted."""
+        """Return the predicted positions of all lost tracks that have a track ID."""
         rows = np.nonzero((self._ids > 0) & (self._seen_at < self._clock))[0] if self._hidden else _NONE
         boxes = corners_of(self._state[0][:, rows]).T
         return Unseen(self._ids[rows], self._kinds[rows], boxes, self._clock - self._seen_at[rows])
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """The track IDs of all visible and lost tracks."""
+        """The IDs of all tracks, including lost tracks."""
         return self._ids[self._ids > 0]
 
     def _pair(self, likeness: Floats, scores: Floats, seen_before: float, track_of: Ints) -> None:
-        """Associate boxes with tracks, and write the index of each box's track into `track_of`.
+        """Associate boxes with tracks, and write the result into `track_of`.
 
         Args:
-            likeness: (n, m) similarity of each track and each box, from 0 to 1.
-            scores: score of each box.
+            likeness: (n, m) IoU of each track and each box; 0 if their classes differ.
+            scores: (m,) score of each box.
             seen_before: time of the previous frame, in seconds.
-            track_of: output, one track index per box; negative for a box without a track.
+            track_of: (m,) output: track index of each box; -1 for a box without a track.
         """
         settings = self._settings
         fused = likeness * scores
@@ -192,9 +191,9 @@ class Tracker:
             track_of[columns] = new[rows]
 
     def _take(self, measured: Floats, track_of: Ints) -> int:
-        """Correct the tracks with their associated boxes. Return the number of these tracks.
+        """Correct the tracks with their associated boxes. Return the number of corrected tracks.
 
-        A new track gets its ID with its second box. If the next frame has no box for a new track, the track is deleted.
+        A new track with a second box gets an ID. A new track without a second box is deleted.
         """
         columns = np.nonzero(track_of >= 0)[0]
         rows = track_of[columns]
@@ -247,15 +246,12 @@ class Tracker:
             self._keep(self._clock - self._seen_at <= self._settings.lost_s)
 
     def _stop_growth(self, before: float) -> None:
-        """Keep the predicted size of lost tracks constant if their last detection was before the time `before`."""
+        """Stop the predicted change in size of tracks that were last detected before the time `before`."""
         if self._oldest(before) < before:
             self._state[1, 2:, self._seen_at < before] = 0
 
     def _oldest(self, before: float) -> float:
-        """Return the earliest time at which any current track was last detected.
-
-        If this time is after `before`, the result can be earlier than the true value.
-        """
+        """Return the earliest time at which a track was last detected. A result after `before` is approximate."""
         if self._seen_since <= before:
             self._seen_since = min(self._seen_at.tolist(), default=self._clock)
         return self._seen_since

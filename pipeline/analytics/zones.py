@@ -31,9 +31,7 @@ class Sighting:
 
 
 class Anchors:
-    """Selects which objects of a frame each zone or line counts, by label, score and size.
-
-    The result is cached for zones and lines with equal filters.
+    """Selects the objects that a zone or line counts, by label, score and size.
 
     Args:
         sightings: the tracked objects of the frame.
@@ -44,11 +42,7 @@ class Anchors:
         self._known: dict[tuple[object, ...], list[tuple[Sighting, Point]]] = {}
 
     def of(self, region: RegionSettings) -> list[tuple[Sighting, Point]]:
-        """Return the objects that a zone or line counts, each with its anchor point.
-
-        The position of the anchor point decides whether the object is inside the zone, or on which side of the line it
-        is.
-        """
+        """Return the objects that a zone or line counts, each with the anchor point that represents its position."""
         sizes = None if region.sizes is None else region.sizes.model_dump_json()
         key = region.anchor, region.min_score, region.min_size, sizes, *region.classes
         found = self._known.get(key)
@@ -87,7 +81,7 @@ class Visit:
         label: label of the object.
         since: time of the first frame on which the object was in the zone, in seconds.
         last: time of the last frame on which the object was in the zone, in seconds.
-        counted: whether the object counts as inside, which requires `inertia` seconds in the zone.
+        counted: whether the object counts as entered, because it has been in the zone for `inertia` seconds.
     """
 
     label: str
@@ -102,11 +96,10 @@ class Visit:
 
 
 class ZoneCounter:
-    """Counts the objects in one zone.
+    """Counts the objects in one zone, and measures their dwell times.
 
-    An object counts as entered after `inertia` seconds in the zone. It counts as left after `inertia` seconds outside,
-    or when its track ends. The dwell time is the time between the first and the last frame in the zone. An object that
-    is occluded in the zone still counts as inside.
+    An object counts as entered after `inertia` seconds in the zone. It counts as left after `inertia` seconds outside
+    the zone, or when its track ends.
 
     Args:
         settings: settings of the zone.
@@ -179,10 +172,7 @@ class ZoneCounter:
 
 @dataclass(slots=True)
 class _Side:
-    """The side of a line on which an object was last seen, and the directions in which the object has been counted.
-
-    Positions closer to the line than `margin` are ignored.
-    """
+    """The state of an object at a line: its last side of the line, and the directions in which it was counted."""
 
     right: bool
     at: Point
@@ -191,12 +181,10 @@ class _Side:
 
 
 class LineCounter:
-    """Counts the objects that cross one line.
+    """Counts the objects that cross one line. An object counts at most once per direction.
 
-    Forward means from left to right for an observer at the start of the line who looks to its end.
-
-    An object counts once per direction. It has crossed when its path intersects the line, and its distance from the
-    line on the other side is at least `margin`.
+    The forward direction is from left to right for an observer who looks along the line from its first to its second
+    point.
 
     Args:
         settings: settings of the line.
@@ -224,11 +212,12 @@ class LineCounter:
     def update(self, anchors: Anchors, alive: Collection[int]) -> dict[int, str]:
         """Update the counts of the line with the objects of one frame.
 
-        Return the direction ('forward' or 'backward') of each object that crossed the line on this frame, by track ID.
-
         Args:
             anchors: the tracked objects of the frame.
-            alive: track IDs of all visible and lost tracks.
+            alive: IDs of all tracks, including lost tracks.
+
+        Returns:
+            The direction ('forward' or 'backward') of each object that crossed the line on this frame, by track ID.
         """
         line, crossed = self.settings, dict[int, str]()
         start, end = line.points

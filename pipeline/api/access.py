@@ -1,13 +1,13 @@
-"""Access control of the HTTP API. An access file defines clients with roles, tokens and streams.
+"""Access control of the HTTP API. An access file defines the role, token and streams of each client.
 
     clients:
-      - {name: anna, role: operator, token: …, streams: [yard]}  # or token_file; without streams, all streams
-    proxy:                                # a reverse proxy that authenticates users
-      addresses: [127.0.0.1]              # the headers are ignored in requests from other addresses
-      user: X-Forwarded-User
-      role: X-Forwarded-Groups            # if its values map to several roles, the highest role applies
-      roles: {admins: admin, guards: viewer}
-    audit: audit.jsonl                    # one JSON line per change: time, client, change and HTTP status
+      - {name: anna, role: operator, token: …, streams: [yard]}  # all streams if `streams` is missing
+    proxy:                                # reverse proxy that authenticates users
+      addresses: [127.0.0.1]              # the addresses of the proxy
+      user: X-Forwarded-User              # header with the name of the user
+      role: X-Forwarded-Groups            # header with the groups of the user
+      roles: {admins: admin, guards: viewer}    # the role of each group
+    audit: audit.jsonl                    # log of all changes, one JSON line per change
 
 A viewer can read. An operator can also change prompts, zones and rules, and query the model. An admin can also add and
 remove streams, and write the configuration.
@@ -67,7 +67,8 @@ class Client(BaseModel):
     Attributes:
         name: name of the client, for the audit log.
         role: viewer, operator or admin.
-        token, token_file: token of the client, or path of a file with the token.
+        token: token of the client, or None.
+        token_file: path of a file that contains the token, or None.
         streams: names of the streams that the client can access; empty for all streams.
     """
 
@@ -185,16 +186,16 @@ class RoleAccess(Access):
 
 
 class WorkerAccess(Access):
-    """Access control of a worker process. Only the controller process can send requests to a worker.
+    """Access control of a worker process: only the controller process can send requests.
 
-    The controller forwards requests of clients. A header contains the name, role and streams of the client.
+    A request header contains the name, role and streams of the client.
 
     Args:
         secret: secret that the controller and the worker share.
     """
 
     def identify(self, request: Request) -> Client | None:
-        """Authenticate the controller, and return the client in the request header. Return None if access is denied."""
+        """Authenticate the controller. Return the client from the request header, or None if access is denied."""
         if super().identify(request) is None:
             return None
         try:
@@ -234,11 +235,8 @@ class AccessGuard(Guard):
     def admit(self, request: Request, route: BaseRoute | None) -> None:
         """Check that the client has the required role and access to the stream.
 
-        A route without a role requires an admin.
-
         Raises:
-            HttpError: with status 401 if the token is missing or invalid; with status 403 if the client lacks the role
-                or the stream, or if the host name of an API without tokens is not localhost.
+            HttpError: with status 401 if the token is missing or invalid, or with status 403 if access is denied.
         """
         if not self._access.guarded and not _is_local_name(request.headers.get("Host", "")):
             # A web page can make its name resolve to this machine (DNS rebinding) and read without a token.

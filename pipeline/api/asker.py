@@ -1,7 +1,4 @@
-"""Runs the model for HTTP requests. The number of concurrent requests is limited to give priority to video streams.
-
-A request waits before its body is read, so that waiting requests need no memory. Images are decoded in threads.
-"""
+"""Runs the model for HTTP requests. The number of concurrent requests is limited to give priority to video streams."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ class Asker:
 
     Args:
         engine: the inference engine.
-        at_once: maximum number of concurrent requests. The default None means 1 on a CPU, and 8 on a GPU.
+        at_once: maximum number of concurrent requests. By default, 1 on a CPU and 8 on a GPU.
     """
 
     def __init__(self, engine: Engine, at_once: int | None = None) -> None:
@@ -164,11 +161,11 @@ class Bodies:
 
 @dataclass(slots=True, frozen=True)
 class Askers:
-    """The engines that serve HTTP requests. Both can be the same engine.
+    """The engines that serve HTTP requests.
 
     Attributes:
         finding: engine for object detection.
-        talking: engine for text generation.
+        talking: engine for text generation, which can be the same engine.
     """
 
     finding: Asker
@@ -186,7 +183,7 @@ class ModelRoute(WorkerRoute):
     surrogates = False
 
     async def handle_here(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Wait while too many request bodies are in memory. Then handle the request in this process."""
+        """Handle a request in this process. Wait first while too many request bodies are in memory."""
         bodies: Bodies = scope["app"].state.parts[Bodies]
         async with bodies.place():
             await super().handle_here(scope, receive, send)

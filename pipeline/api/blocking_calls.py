@@ -1,9 +1,4 @@
-"""Runs blocking calls in threads, so that they do not block an event loop.
-
-Each call runs in a daemon thread with a timeout. The number of concurrent calls is limited.
-
-A `ThreadPoolExecutor` is unsuitable. At exit, the interpreter would wait for its threads, even if they hang.
-"""
+"""Runs blocking calls in daemon threads, with a timeout and a limit on concurrent calls."""
 
 from __future__ import annotations
 
@@ -20,9 +15,7 @@ T = TypeVar("T")
 
 
 class BlockingCalls:
-    """Runs blocking calls of one kind, such as changes of streams, in threads.
-
-    Each kind of call has its own limit, so that hanging calls do not block calls of another kind.
+    """Runs blocking calls in threads, with a timeout and a limit on concurrent calls.
 
     Args:
         count: maximum number of concurrent calls.
@@ -42,8 +35,9 @@ class BlockingCalls:
 
         Args:
             call: the blocking call.
-            given: positional arguments of the call.
-            undo: callback with the result of a call that finishes after the timeout, to undo its effect.
+            given: positional arguments of `call`.
+            undo: function that undoes the call if it finishes after the timeout. Its argument is the result of the
+                call.
 
         Raises:
             HttpError: if too many calls are running, or the call times out. The call then continues in its thread.
@@ -74,6 +68,7 @@ class BlockingCalls:
             with suppress(RuntimeError):  # the loop is closed, so there is nothing to undo
                 loop.call_soon_threadsafe(settle)
 
+        # Not a ThreadPoolExecutor: at exit, the interpreter would wait for its threads, even if they hang.
         threading.Thread(target=work, name="saccade call", daemon=True).start()
         try:
             return await asyncio.wait_for(asyncio.shield(future), self.limit_s)

@@ -1,15 +1,15 @@
-"""Supports chat completions that return boxes or points.
+"""Supports chat completions that return boxes or points in the format of a JSON schema.
 
-A JSON schema defines the labels to detect and the answer format.
-
-A schema must contain an array of objects, either as the whole document or as a property. An object can have a label
-(`label`, `name`, `class`, `object`) and a score (`score`, `confidence`). An object must have one of these positions:
+The schema must contain an array of objects: either the whole document, or one property. Each object must have one of
+these positions:
     `box`, `bbox`, `bbox_2d` or `box_2d`, as [x1, y1, x2, y2]
     `x_min`, `y_min`, `x_max`, `y_max`, or `x1`, `y1`, `x2`, `y2`
     `x` and `y`, or `point` as [x, y], for points
 
-Coordinates of type integer are pixels. Coordinates of type number are normalized to 0 to 1. The labels are the `enum`
-of the label property. Without an `enum`, the prompt is the label.
+Coordinates of type integer are pixels. Coordinates of type number are normalized to 0 to 1.
+
+An object can also have a label (`label`, `name`, `class`, `object`) and a score (`score`, `confidence`). The `enum` of
+the label lists the labels to detect. Without an `enum`, the prompt is the label to detect.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class BoxSchema:
     """A parsed JSON schema for an answer with boxes or points.
 
     Attributes:
-        labels: labels to detect; empty if the prompt is the label.
+        labels: labels to detect; empty if the prompt is the label to detect.
         points: whether to detect points instead of boxes.
         key: property that contains the array of objects; None if the array is the whole answer.
-        fields: functions that format the properties of an object, by property name.
+        fields: for each property of an object, by name, the function that formats the value.
     """
 
     labels: list[str]
@@ -118,7 +118,7 @@ def _labels_in(described: Mapping[str, Any]) -> list[str]:
 
 
 def _place(name: str, properties: Mapping[str, Any], described: Mapping[str, Any]) -> Write | None:
-    """Return the function that formats a position property, such as `bbox`, or None for any other property."""
+    """Return the function that formats a position property, such as `bbox`. Return None for other properties."""
     items = described.get("items")
     kind = items if isinstance(items, Mapping) else described
     pixels = kind.get("type") == "integer"

@@ -1,12 +1,9 @@
-"""Supports chat completions that return one of several choices.
+"""Supports chat completions that return one of several choices in the format of a JSON schema.
 
-A JSON schema defines the choices and the answer format.
+The schema must be a string with an `enum`: either the whole document, or the only property of an object.
 
-A schema must be a string with an `enum`, either as the whole document or as the only property of an object.
-
-The probabilities are returned as OpenAI's `logprobs`, with three tokens: the JSON text before the choice, the choice,
-and the JSON text after it. The alternatives of the second token are the other choices. The first and the third token
-have probability 1.
+OpenAI's `logprobs` then contains three tokens: the JSON text before the choice, the choice, and the JSON text after the
+choice. The other choices are the alternatives of the second token.
 """
 
 from __future__ import annotations
@@ -37,10 +34,10 @@ class ChoiceSchema:
 
     @classmethod
     def of(cls, schema: Mapping[str, Any]) -> ChoiceSchema | None:
-        """Parse a JSON schema with a choice. Return None if the schema has no `enum`.
+        """Parse a JSON schema with an `enum` of choices. Return None if the schema has no `enum`.
 
         Raises:
-            ValueError: if the choices are not a list of 1 to 64 non-empty strings.
+            ValueError: if the `enum` is not a list of 1 to 64 non-empty strings.
         """
         definitions = schema.get("$defs") or schema.get("definitions") or {}
         properties = schema.get("properties")

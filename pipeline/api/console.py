@@ -1,7 +1,8 @@
 """Routes for the web console: information about the model, and the current frame of a stream.
 
-The web page can change the prompts of a stream over the WebRTC data channel. It sends {"detect": ["cat"]}. The server
-replies {"prompts": {…}, "colors": {…}} or {"error": "…"}.
+The web page changes the prompts of a stream with messages over the WebRTC data channel:
+    request     {"detect": ["cat"]}
+    response    {"prompts": {…}, "colors": {…}} or {"error": "…"}
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Publishing:
 
 
 class ModelShown(BaseModel):
-    """Information for the web console: the model and its labels, the initial prompts, and the client's permissions."""
+    """Information for the web console about the model, the prompts and the client's permissions."""
 
     model: str
     device: str
@@ -89,7 +90,7 @@ async def model(controller: Wanted, who: Who, publishing: Annotated[Publishing, 
 
 @seeing.get("/names", role="viewer", limited="always")
 async def names(here: InThisProcess, of: str = "") -> dict[str, Any]:
-    """Return the model's labels for a word that the user typed (`of`), and the display colors of these labels.
+    """Return the model's labels for the word `of`, and the display colors of these labels.
 
     The response is {"names": ["bicycle"], "colors": {…}}, or {"error": "…"}.
     """
@@ -131,7 +132,7 @@ async def frame(
 
 
 def answer_page(here: Here, stream: str, text: str) -> str:
-    """Apply the prompts that a web page sent over the data channel. Return the stream's prompts or an error as JSON."""
+    """Apply the prompts in a message from a web page. Return the new prompts of the stream, or an error, as JSON."""
     try:
         wanted = Prompts.model_validate(parse_json(text))
         if wanted.model_fields_set:

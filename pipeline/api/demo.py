@@ -62,14 +62,14 @@ class Demo:
         url: URL of the page.
 
     Args:
-        engine: the inference engine. The caller closes it.
+        engine: the inference engine, which the caller must close.
         prompts: initial prompts.
         host: address to listen on.
         port: port to listen on; 0 for any free port.
         token: token that clients need; None for no authentication.
         tls: TLS context with the server's certificate; None for no encryption.
-        base: configuration with the initial streams, which `controller.start` starts.
-        allow_sources: sources that POST /streams can open, see `SourcePolicy`.
+        base: configuration with the initial streams.
+        allow_sources: sources that clients can open, see `SourcePolicy`.
         silence_s: seconds without packets after which a page is disconnected.
 
     Raises:
@@ -136,7 +136,7 @@ class Demo:
     # ---- on the event loop
 
     def _take(self, source: WebRtcSource) -> None:
-        """Start a stream for the video that a web page publishes. The page receives the result of each frame."""
+        """Start a stream for the video that a web page publishes, and send the results to the page."""
 
         def send(frame: Frame, result: Result, latency: Latency) -> None:
             if source.messages.open:
@@ -177,5 +177,5 @@ async def _leave(session: str, request: Request, whip: _Whip) -> Response:
 
 @routes.post("/offer", role="admin")
 async def _offer(request: Request, whip: _Whip) -> Response:
-    """Publish the video of a web page. The request is an SDP offer and the response an SDP answer, both as JSON."""
+    """Publish the video of a web page. The request is an SDP offer as JSON, the response an SDP answer as JSON."""
     return await whip.offer(request)

@@ -33,13 +33,12 @@ routes = Routes("events")
 
 @dataclass(slots=True, frozen=True)
 class Stored:
-    """The event store and the runner, as used by the HTTP route handlers.
+    """The event store, and the runner that searches it.
 
     Attributes:
-        store: event store of this machine, or of all machines.
-        runner: runner of the streams; it also searches events with a model, and stores false alarms.
-        searching: lock that limits searches to one at a time. It is held until the search ends, even if the client
-            disconnects.
+        store: the stored events.
+        runner: runner of the streams.
+        searching: lock that limits searches to one at a time.
     """
 
     store: StoredEvents
@@ -48,7 +47,7 @@ class Stored:
 
     @property
     def away(self) -> dict[str, list[str]]:
-        """The unreachable machines, in the response field `away`. Empty if all machines are reachable."""
+        """The unreachable machines, as {"away": [names]}. Empty if all machines are reachable."""
         names = list(self.store.away)
         return {"away": names} if names else {}
 
@@ -63,7 +62,7 @@ class Stored:
         return {**record, "false_alarm": True, "held_back": held}
 
     def missing(self, what: str) -> HttpError:
-        """Return the HTTP error for a missing event or file: 503 if a machine is unreachable, otherwise 404."""
+        """Return the HTTP error for a missing event or file: 404, or 503 if a machine of the cluster is unreachable."""
         if names := self.away.get("away"):
             return HttpError(503, f"no reachable machine stores this event; unreachable: {', '.join(names)}")
         return HttpError(404, what)
@@ -75,7 +74,8 @@ Events = Annotated[Stored, the(Stored, "there is no event store; start Saccade w
 class EventList(BaseModel):
     """One page of stored events, newest first.
 
-    `after` is the query parameter for the next page. `away` lists the unreachable machines.
+    `after` is the value of the query parameter `after` that requests the next page. `away` lists the unreachable
+    machines.
     """
 
     events: list[dict[str, Any]]
@@ -100,9 +100,8 @@ class VerdictGiven(BaseModel):
 class VerdictShown(BaseModel):
     """An event that a user marked as a false alarm.
 
-    `held_back` is the number of similar detections that were suppressed.
-
-    A detection is suppressed if its score is at most `needed`. `by_look` is false if appearance is not compared.
+    Similar detections are suppressed if their score is at most `needed`. `held_back` is the number of suppressed
+    detections. `by_look` is true if the detections must also have a similar appearance.
     """
 
     event: str
@@ -161,10 +160,10 @@ async def list_events(request: Request, filters: Asked, events: Events) -> Event
 
 @routes.get("/events/search", role="operator", limited="asked")  # operator: it only reads, but uses the model
 async def search(request: Request, filters: Asked, events: Events) -> Response:
-    """Search stored events by a text. The model compares the text with the snapshot of each event.
+    """Search the stored events for a text. The model compares the text with the snapshot of each event.
 
     The best matches come first. `match` is the probability of a match. `away` lists the unreachable machines. With
-    `Accept: text/event-stream`, the response first reports the progress: `{"done": 3, "of": 50}`.
+    `Accept: text/event-stream`, the response first reports the number of processed snapshots: `{"done": 3, "of": 50}`.
     """
     given = _given(request)
     text = given.pop("q", "")
@@ -290,10 +289,7 @@ class _GoneError(Exception):
 
 
 async def _steps(events: Stored, text: str, query: EventQuery, done: list[Searched]) -> AsyncGenerator[str]:
-    """Search stored events by a text. Yield the progress as JSON, and append the search result to `done`.
-
-    Closing the generator stops the search.
-    """
+    """Search the stored events for a text. Yield the progress as JSON, and append the search result to `done`."""
     loop = asyncio.get_running_loop()
     steps: asyncio.Queue[str | Searched | Exception] = asyncio.Queue()
     gone = threading.Event()

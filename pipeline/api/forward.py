@@ -133,7 +133,7 @@ class Forwarder:
 
 
 class WorkerRoute(ApiRoute):
-    """A route that needs video frames or the inference engine. If there are workers, a worker handles the request."""
+    """A route that needs video frames or the inference engine. With workers, its requests are forwarded to a worker."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request in this process, or forward it to a worker."""

@@ -27,7 +27,7 @@ class GeneratorResponse(StreamingResponse):
 
     @classmethod
     async def begin(cls, values: AsyncGenerator[str | bytes], media_type: Callable[[Any], str]) -> Self:
-        """Wait for the first value, and return a response. If the generator fails before, raise its error."""
+        """Wait for the first value of the generator, and return a response. An error before that is raised."""
         try:
             first = await anext(values)
             return cls(first, values, media_type(first))

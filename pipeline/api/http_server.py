@@ -86,7 +86,6 @@ class HttpServer(AppServer):
 
     Attributes:
         guard: the ASGI application with access control.
-        parts: shared objects for the route handlers, by class.
 
     Args:
         routes: routes to serve, in addition to the OpenAPI schema.
@@ -208,7 +207,7 @@ def serve(
         origins: see `HttpServer`.
         access: see `HttpServer`.
         on_cleanup: see `HttpServer`.
-        prompts: initial prompts of the video that a web page publishes; None if web pages cannot publish video.
+        prompts: initial prompts of a video that a web page publishes; None to disable publishing.
         silence_s: seconds without packets after which a viewer is disconnected.
         routes: additional routes.
         parts: additional shared objects for the route handlers, by class.
@@ -266,7 +265,7 @@ LOCAL = (
 def local_parts(
     local: Local, update: Update, ice_servers: Sequence[str] = (), *, silence_s: float = SILENCE_S
 ) -> tuple[dict[type, Any], list[Hook]]:
-    """Return the shared objects that local routes need, by class, and the functions that close these objects."""
+    """Return the objects that the route handlers of this process share, by class, and the functions that close them."""
     here = Here(local, update)
     videos = local.videos or BroadcastSink()
     whep = WhepServer(
@@ -291,9 +290,7 @@ def serve_local(
     media: Path | None,
     ice_servers: Sequence[str],
 ) -> HttpServer:
-    """Serve the routes that need video frames or the inference engine, until the returned server is closed.
-
-    A worker process calls this function. Only the controller process can send requests.
+    """Serve the routes of a worker process, until the returned server is closed. Only the controller can send requests.
 
     Args:
         local: runner of the worker's streams.
@@ -318,7 +315,7 @@ class _Media:
 
 @_of_worker.get("/media/{id}/{kind}", role="viewer")
 async def _send_media(id: str, kind: str, media: Annotated[_Media, the(_Media)]) -> Response:
-    """Return the clip or the snapshot of an event from the disk of this machine."""
+    """Return the clip or the snapshot of an event that is stored on this machine."""
     path = None if media.folder is None or kind not in ("clip", "snapshot") else media_path(media.folder, id, kind)
     if path is None or not path.is_file():
         raise HttpError(404, f"event '{id[:80]}' has no {kind[:20]}, or it is not complete yet")

@@ -1,11 +1,12 @@
 """Sends the live video of a stream as endless fragmented MP4, for browsers without WebRTC and networks without UDP.
 
-    head       ftyp, uuid, moov; sent again when the size of the video changes
+Each viewer receives these MP4 boxes:
+    start      ftyp, uuid, moov; repeated when the size of the video changes
     prompts    emsg (the prompts and label colors of the stream, as JSON)
     frame      emsg (the record of the frame as JSON), moof, mdat
 
-The query parameters are the same as in `whep`. MP4 requires the duration of each frame. A frame is therefore sent only
-when the next frame is available.
+The query parameters are the same as for WHEP. Each frame is sent when the next frame is available, because MP4 needs
+the duration of the frame.
 """
 
 from __future__ import annotations
@@ -83,13 +84,13 @@ def _head(frame: ViewerFrame) -> bytes:
 
 
 def _frame(number: int, frame: ViewerFrame, until: int, start: int) -> bytes:
-    """Return a frame as MP4: an `emsg` box with the JSON record of the frame, then a fragment with the frame.
+    """Return a frame as MP4: an `emsg` box with the JSON record of the frame, then a fragment with the video frame.
 
     Args:
         number: sequence number of the fragment.
         frame: the encoded frame.
         until: timestamp of the next frame, in units of 1/90000 s.
-        start: timestamp of the first frame, in units of 1/90000 s. MP4 timestamps are relative to this timestamp.
+        start: timestamp of the first frame that was sent to the viewer, in units of 1/90000 s.
     """
     at, encoded = frame.encoded.pts - start, frame.encoded
     sample = Sample(length_prefixed(encoded.data), until - encoded.pts, key=encoded.key)

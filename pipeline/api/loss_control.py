@@ -17,7 +17,8 @@ class LossControl:
     """Chooses the bit rate of one viewer's video from the reported packet loss.
 
     Attributes:
-        halvings: number of times that the bit rate is halved from its maximum, from 0 to `MOST_HALVINGS`.
+        halvings: from 0 to `MOST_HALVINGS`. The bit rate is the maximum bit rate divided by 2 to the power of
+            `halvings`.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class LossControl:
         self._low_since: float | None = None
 
     def report(self, lost: float, now: float) -> int:
-        """Update the bit rate after an RTCP receiver report. Return the number of halvings of the maximum bit rate.
+        """Update the bit rate after an RTCP receiver report. Return the new value of `halvings`.
 
         Args:
             lost: fraction of packets lost since the last report, from 0 to 1.

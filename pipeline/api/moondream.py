@@ -1,25 +1,25 @@
 """Moondream's HTTP API, for Moondream's Python client: `moondream.vl(endpoint="http://127.0.0.1:8080/v1")`.
 
     POST /v1/detect, /v1/point, /v1/segment, /v1/query, /v1/caption
-    GET  /v1/models    the models in OpenAI's format: the detection model, and a separate model for questions if loaded
+    GET  /v1/models    the available models, in OpenAI's format
 
-Coordinates are normalized to the image size (0 to 1). Objects and points also have a `score`, and `settings` accepts
-`conf`, the minimum score. Requests for points, segmentation and questions accept `spatial_refs`: points [x, y] and
-boxes [x1, y1, x2, y2].
+Coordinates are normalized to the image size (0 to 1). Requests for points, segmentation and questions accept
+`spatial_refs`: points [x, y] and boxes [x1, y1, x2, y2].
+
+Saccade extends Moondream's API:
+    objects and points have a `score`; `settings` accepts `conf`, the minimum score
+    `"choices": ["yes", "no"]` returns `"probabilities": {"yes": 0.9, "no": 0.1}`
+    the image of a question is optional
 
 A question uses reasoning if the model supports it, unless the request has `"reasoning": false`. The answer then has
-`"reasoning": {"text": …, "grounding": [{"start_idx": …, "end_idx": …, "points": [[x, y], …]}]}`. Saccade extends
-Moondream's API: `"choices": ["yes", "no"]` returns `"probabilities": {"yes": 0.9, "no": 0.1}`, and the image of a
-question is optional.
+`"reasoning": {"text": …, "grounding": [{"start_idx": …, "end_idx": …, "points": [[x, y], …]}]}`.
 
-A streamed response consists of server-sent events, each with a `text`. For older clients, each event also has `chunk`
-and `completed`. Text is sampled with temperature 0.2 and top_p 0.9 by default, as in Moondream's engine. In Saccade's
-Python API, `Query` and `Caption` use greedy decoding by default.
+A streamed text consists of server-sent events, each with a `text`. For older clients, each event also has `chunk` and
+`completed`. Text is sampled with temperature 0.2 and top_p 0.9 by default.
 
-The contour of an object is an SVG path, normalized to the bounding box of the object. `complete` is false if the end of
-the path is missing because it was invalid. `refined` is true if the path comes from a refined mask. A streamed contour
-has one event `{"type": "bbox", "bbox": …}`, then events `{"type": "path_delta", "chunk": …, "completed": false}`, and
-one event `{"type": "final", "path": …, "bbox": …, "completed": true}`.
+The contour of an object is an SVG path, with coordinates relative to the bounding box of the object. `complete` is
+false if the end of the path is missing. `refined` is true if the path comes from a refined mask. A streamed contour has
+one event of type "bbox", then events of type "path_delta", and one event of type "final".
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Settings(NullIsUnset):
 
     @property
     def of_text(self) -> tuple[float, float]:
-        """The sampling parameters `temperature` and `top_p` for text. The defaults are those of Moondream's engine."""
+        """The sampling parameters of a text: `temperature` (default 0.2) and `top_p` (default 0.9)."""
         warmth = _TEMPERATURE if self.temperature is None else self.temperature
         return warmth, _TOP_P if self.top_p is None else self.top_p
 
@@ -151,7 +151,7 @@ class FoundPoints(BaseModel):
 
 
 class OutlineAnswer(BaseModel):
-    """The contour of an object as an SVG path. The path is normalized to the bounding box of the object."""
+    """The contour of an object as an SVG path. The path coordinates are relative to the bounding box, from 0 to 1."""
 
     request_id: str
     path: str
@@ -317,7 +317,7 @@ def _outlined(outline: Outline) -> dict[str, Any]:
 
 
 def _about(text: Text) -> dict[str, Any]:
-    """Return the reasoning and the probabilities of an answer as response fields. A missing value has no field."""
+    """Return the reasoning and the probabilities of an answer as response fields, if the answer has them."""
     about: dict[str, Any] = {}
     if text.reasoning is not None:
         grounding = [

@@ -4,12 +4,11 @@
         {"type": "text", "text": "What is this?"},
         {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,…"}}]}]}
 
-The texts of all messages are joined into one question, because the model has no chat history. Several images are
-combined into one contact sheet (a grid of images).
+The texts of all messages are joined into one question. Several images are combined into one image grid.
 
 `response_format` accepts two kinds of JSON schema. With a schema of boxes (`box_schema`), the response contains
-detections. With a schema of choices (`choice_schema`), it contains one of the choices. `logprobs` and `top_logprobs`
-add the probabilities of the choices.
+detections. With a schema of choices (`choice_schema`), the response contains one of the choices. `logprobs` and
+`top_logprobs` add the probabilities of the choices.
 
 `stream`, `max_tokens`, `temperature` (default 0), `top_p`, `stop` and `seed` are supported. A request with an
 unsupported feature is rejected.
@@ -232,7 +231,7 @@ class _Answer:
         self.logprobs: dict[str, Any] | None = None
 
     def take(self, text: Text) -> None:
-        """Store the engine's complete text result, which contains the token counts. Not called for detections."""
+        """Store the complete text result, which contains the token counts."""
         self._text = text
 
     def whole(self, text: str) -> dict[str, Any]:
@@ -264,7 +263,7 @@ class _Answer:
 
     @property
     def _usage(self) -> dict[str, int] | None:
-        """The number of prompt tokens (including image tokens) and of generated tokens. None for detections."""
+        """The numbers of prompt tokens (including image tokens) and of generated tokens. None for detections."""
         if self.prompt_tokens is None or self._text is None:
             return None
         total = self.prompt_tokens + self._text.tokens

@@ -219,7 +219,7 @@ def sink_metrics(statuses: list[tuple[str, SinkStatus]]) -> Iterable[Metric]:
 
 
 def _engines(workers: list[WorkerStatus]) -> Iterable[Metric]:
-    """Yield each counter as the sum over all engines. If there are several engines, also yield it for each engine."""
+    """Yield the sum of each counter over all engines. With several engines, also yield the counters of each engine."""
     each: dict[str, dict[str, float]] = {}
     for worker in workers:
         for key, value in worker.counters.items():

@@ -1,7 +1,4 @@
-"""Routes for the PTZ (pan, tilt, zoom) presets of an ONVIF camera.
-
-The process that runs the stream sends the requests to the camera. Other processes may not be able to reach the camera.
-"""
+"""Routes for the PTZ (pan, tilt, zoom) presets of an ONVIF camera."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ routes = Routes("ptz", WorkerRoute)
 
 
 class PtzCalls(BlockingCalls):
-    """Runs requests to cameras in threads, because a camera may take seconds to respond."""
+    """Sends requests to cameras in threads, because a camera can take seconds to respond."""
 
     def __init__(self) -> None:
         super().__init__(_MOST, _ANSWER_S, "too many requests to cameras", (504, "the camera does not answer"))

@@ -37,15 +37,15 @@ _HLS = "application/vnd.apple.mpegurl"
 
 @dataclass(slots=True)
 class Exports:
-    """Limits MP4 exports to one at a time, because an export can read and write several gigabytes."""
+    """A lock that limits MP4 exports to one at a time."""
 
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(default_factory=threading.Lock)  # an export can read and write several gigabytes
 
 
 class PlayablePart(BaseModel):
     """A byte range of a recorded MP4 file that a player can play.
 
-    The player must first load the MP4 header, which is the first `head` bytes of the file.
+    The player must first load the MP4 header: the first `head` bytes of the file.
     """
 
     file: str
@@ -91,7 +91,7 @@ Asked = Annotated[Between, Query()]
 
 @routes.get("/streams/{name}/recording/spans", role="viewer", response_model_exclude_none=True)
 async def spans(name: str, asked: Asked, here: InThisProcess) -> Recording:
-    """Return the time spans with recorded video of a stream. Each span has the reason for the gap before the span."""
+    """Return the time spans with recorded video of a stream, and the reason for the gap before each span."""
     since, until = _times(asked)
     if (archive := here.local.archive(here.running(name))) is None:
         return Recording(recorded=False, spans=[])
@@ -171,8 +171,7 @@ def _times(asked: Between) -> tuple[float, float]:
 def _export(archive: Archive, since: float, until: float, exports: Exports) -> tuple[int, int]:
     """Export a recording to a temporary MP4 file, then release the export lock.
 
-    Return a file descriptor and the file size in bytes. The file is already unlinked, so that closing the descriptor
-    deletes it.
+    Return a file descriptor and the file size in bytes. Closing the file descriptor deletes the file.
     """
     try:
         handle, text = tempfile.mkstemp(prefix=".export-", suffix=".mp4", dir=archive.root)

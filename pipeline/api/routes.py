@@ -5,7 +5,7 @@
     @routes.get("/streams/{name}", role="viewer")
     async def show(name: str, controller: Wanted) -> Stream: ...
 
-A route without a declared role requires an admin. Request bodies have size limits. Every response is ASCII JSON.
+The default role is admin. Request bodies have size limits. Every response is ASCII JSON.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Json(JSONResponse):
 
 
 def the(kind: type[T], absent: str | None = None) -> Any:
-    """Return a FastAPI dependency that gives a route handler the application's shared object of class `kind`.
+    """Return a FastAPI dependency that provides the application's object of class `kind`.
 
-    If the application has no such object, the response has status 404 and the error message `absent`.
+    If the application has no such object, the request fails with status 404 and the message `absent`.
     """
 
     async def find(request: Request) -> T:
@@ -87,12 +87,11 @@ class ApiRoute(APIRoute):
 
     Attributes:
         role: lowest role that can call the route.
-        limited: whether a client that can access only some streams can call the route: "always", "never", or "asked"
-            (only with the query parameter `stream`).
+        limited: access of clients that are limited to some streams: "always", "never", or "asked" (only with the query
+            parameter `stream`).
         most: maximum size of the request body, in bytes.
         mistake: HTTP status if the request body does not match its schema.
-        surrogates: whether strings in the body can contain lone surrogates, which represent bytes of file names that
-            are not UTF-8.
+        surrogates: whether strings in the body can contain lone surrogates (bytes of file names that are not UTF-8).
     """
 
     role: Role = "admin"
@@ -204,9 +203,8 @@ class Routes:
             method: HTTP method. A GET route also accepts HEAD.
             path: path in FastAPI's format.
             role: lowest role that can call the route.
-            limited: whether a client that can access only some streams can call the route. Ignored if the path names a
-                stream.
-            options: see `fastapi.routing.APIRoute`.
+            limited: access of clients that are limited to some streams, see `ApiRoute`.
+            options: other arguments of `fastapi.routing.APIRoute`.
         """
 
         def decorate(handler: Handler) -> Handler:
@@ -227,11 +225,10 @@ SDP_BODY = {"requestBody": {"required": True, "content": {"application/sdp": {"s
 
 
 async def read_model(request: Request, kind: type[Model]) -> Model:
-    """Parse the JSON body of a request. For route handlers that also accept other content types.
+    """Parse the JSON body of a request as a pydantic model.
 
-    Args:
-        request: the request.
-        kind: pydantic model of the body.
+    Raises:
+        HttpError: with status 422 if the body does not match the model.
     """
     values = await request.json()
     try:

@@ -54,14 +54,14 @@ class RuleShown(BaseModel):
 
 
 class RuleStates(BaseModel):
-    """The states of all rules of a stream. `null` if the stream does not support rules."""
+    """The states of all rules of a stream. `rules` is null if the stream does not support rules."""
 
     rules: list[RuleShown] | None
 
 
 @routes.get(_PATH, role="viewer", response_model=RuleList)
 async def show(name: str, request: Request, controller: Wanted) -> Response:
-    """Return the rules of a stream as JSON, or with `Accept: application/yaml` as a YAML list."""
+    """Return the rules of a stream as JSON. With `Accept: application/yaml`, return them as a YAML list."""
     await known(controller, name)
     rules = controller.stream(name).rules
     if YAML in request.headers.get("Accept", ""):
@@ -109,13 +109,13 @@ async def states(name: str, controller: Wanted) -> Response:
 async def _wanted(
     request: Request, controller: Controller, name: str, *, needs_worker: bool = True
 ) -> list[RuleSettings]:
-    """Parse the rules in a request, and check that the stream supports them.
+    """Parse the rules in a request, and check that the stream supports the rules.
 
     Args:
         request: the request.
         controller: controller of the stream.
         name: name of the stream.
-        needs_worker: whether the request fails if no worker can check the rules. If False, the check is skipped.
+        needs_worker: whether the request fails if no worker is available for the check.
     """
     await known(controller, name)
 

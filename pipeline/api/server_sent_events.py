@@ -1,7 +1,6 @@
 """Sends JSON values as server-sent events, each value as soon as it is available.
 
-The response starts only when the first value is available. An error before the first value can therefore be sent with
-an HTTP error status.
+An error before the first value gives an HTTP error status.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from saccade.web.errors import HttpError
 async def event_stream(
     pieces: AsyncGenerator[str], event: Callable[[str], Any], last: Callable[[], Iterable[Any]]
 ) -> GeneratorResponse:
-    """Return a response that sends each piece of text as a server-sent event, then the events that `last` returns.
+    """Return a response of server-sent events: one event per piece of text, then the events that `last` returns.
 
-    If the client disconnects, `pieces` is closed. If `pieces` fails after the first event, the last event contains an
-    `error`.
+    If the client disconnects, `pieces` is closed. If `pieces` fails after the first event, the last event is an error.
     """
     return await GeneratorResponse.begin(_events(pieces, event, last), lambda _: "text/event-stream")
 

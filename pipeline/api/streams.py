@@ -1,7 +1,6 @@
 """Routes of the HTTP API that show, add, change and remove streams.
 
-The JSON keys of a stream are the same as in the configuration file. Blocking calls, such as opening a video source, run
-in a limited number of threads. Health checks run on the event loop and never wait for threads.
+The JSON keys of a stream are the same as in the configuration file.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ routes = Routes("streams")
 
 
 class Calls:
-    """Runs changes of streams in threads, because a change can take seconds.
+    """Runs slow operations on streams, such as opening and stopping, in threads.
 
     Args:
         controller: controller of the streams.
@@ -99,7 +98,7 @@ class StreamState(BaseModel):
 
 
 class Stream(ShareSettings, Prompts, StreamState):
-    """The state of a stream, and its prompts with the model's labels. The prompts are `null` if unknown."""
+    """The state of a stream, and its prompts. The prompts are `null` if unknown."""
 
     fps: float
     age_ms: float | None
@@ -204,7 +203,7 @@ async def add(wanted: StreamConfig, calls: Changing, response: Response) -> Stre
         raise HttpError(422, "record: not available over HTTP; set it in the configuration file")
 
     def undo(status: StreamStatus) -> None:
-        """Remove a stream that opened only after the timeout, because the client has already received an error."""
+        """Remove a stream that opened after the timeout. The client has already received an error."""
         threading.Thread(target=calls.controller.remove, args=(status.name,), name="saccade undo", daemon=True).start()
 
     status = await calls.opening.ask(calls.controller.add, wanted, undo=undo)
@@ -252,7 +251,7 @@ async def restart(name: str, calls: Changing) -> Stream:
 
 
 async def known(controller: Controller, name: str) -> StreamStatus:
-    """Return the status of a stream. The stream may have failed.
+    """Return the status of a stream, even if the stream has failed.
 
     Raises:
         HttpError: with status 404 if the stream does not exist.
@@ -264,7 +263,7 @@ async def known(controller: Controller, name: str) -> StreamStatus:
 
 
 def changes_of(wanted: BaseModel) -> dict[str, Any]:
-    """Return the values of all fields that a request body sets explicitly."""
+    """Return the fields that a request body sets, with their values."""
     return {key: getattr(wanted, key) for key in wanted.model_fields_set}
 
 

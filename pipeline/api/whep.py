@@ -1,8 +1,7 @@
 """WHEP (WebRTC-HTTP egress protocol): sends the live video of a stream to browsers and players.
 
 `?overlay=off` requests video without boxes and labels. `?width=480` requests video with a width of 480 pixels. A viewer
-can open a data channel named "results", over which it receives the result of each frame as JSON, with the frame's RTP
-timestamp. All code runs on the event loop of the application. Tokens and SDP are never logged.
+can open the data channel "results" to receive the result of each frame as JSON, with the frame's RTP timestamp.
 """
 
 from __future__ import annotations
@@ -35,16 +34,13 @@ _WIDTHS = (64, 1920)
 class WhepServer(Signaling[ViewerPeer]):
     """The WHEP endpoint, which sends live video to viewers. `close` ends all sessions.
 
-    Attributes:
-        videos: the videos of all streams.
-
     Args:
-        videos: the videos of all streams. The caller closes it.
+        videos: the videos of all streams, which the caller must close.
         ice_servers, media_hosts, silence_s: see `Signaling`.
         max_viewers: maximum total number of viewers of all streams.
-        answer: callback for each message on a viewer's data channel; it receives the stream's name and the message. The
-            returned text is sent to the viewer. It must not block.
-        on_viewers: callback that receives a stream's name and number of viewers when this number changes.
+        answer: function that returns the reply to a message on a viewer's data channel. Its arguments are the stream's
+            name and the message. It must not block.
+        on_viewers: function that receives a stream's name and number of viewers when this number changes.
     """
 
     activity = "are watching"
@@ -159,5 +155,5 @@ async def watch(stream: str, request: Request, whep: Whep) -> Response:
 
 @routes.delete("/whep/{stream}/{session}", role="viewer", response_class=Response)
 async def leave(stream: str, session: str, request: Request, whep: Whep) -> Response:
-    """End a WHEP session, in which a viewer receives live video."""
+    """End the WHEP session of a viewer."""
     return await whep.end(request)

@@ -1,8 +1,4 @@
-"""A WebRTC connection that sends encoded video frames and the JSON record of each frame to a viewer.
-
-aiortc, the WebRTC library, sends encoded frames unchanged. This module uses three private attributes of aiortc:
-keyframe requests, the start of the RTP clock, and the sender's SSRC.
-"""
+"""A WebRTC connection that sends encoded video frames and the JSON record of each frame to a viewer."""
 
 from __future__ import annotations
 
@@ -25,6 +21,7 @@ from saccade.sinks.video.encoder import TIME_BASE, Codec
 from saccade.sources.webrtc.peer import OfferError, Peer, PeerSettings
 
 _CODECS: tuple[Codec, ...] = ("H264", "VP8")  # the preferred codec first
+# Private attributes of aiortc: the RTP timestamp of the last frame, and the SSRC of the sender.
 _RTP_CLOCK, _SSRC = "_RTCRtpSender__rtp_timestamp", "_ssrc"
 _WRAP = 1 << 32
 _SOON_S, _TRIES = 0.01, 50  # interval and number of attempts to send the first record after its frame
@@ -35,7 +32,7 @@ async def next_frame(viewer: Viewer, changed: asyncio.Event) -> ViewerFrame | No
 
     Args:
         viewer: the viewer.
-        changed: event that is set when the viewer has a new frame, or when the stream has ended.
+        changed: event that is set for each new frame, and at the end of the stream.
     """
     while (frame := viewer.take()) is None:
         if viewer.ended:
@@ -46,7 +43,7 @@ async def next_frame(viewer: Viewer, changed: asyncio.Event) -> ViewerFrame | No
 
 
 class _Track(VideoStreamTrack):
-    """A WebRTC video track that sends encoded frames, and passes the JSON record of each frame to a callback."""
+    """A WebRTC video track of encoded frames. Before each frame, `on_record` receives the JSON record of the frame."""
 
     def __init__(self, on_record: Callable[[dict[str, Any], int], None]) -> None:
         super().__init__()
@@ -58,7 +55,7 @@ class _Track(VideoStreamTrack):
         self._changed.set()
 
     async def recv(self) -> Any:
-        """Wait for the next encoded frame, and return it as an `av.Packet`."""
+        """Return the next encoded frame as an `av.Packet`."""
         while self.viewer is None:
             await self._changed.wait()
             self._changed.clear()
@@ -76,7 +73,7 @@ class ViewerPeer(Peer):
 
     Attributes:
         codec: codec of the video.
-        messages: data channel for records, each with the `rtp_timestamp` of its frame.
+        messages: data channel for the JSON record of each frame.
 
     Args:
         settings, on_closed: see `Peer`.
@@ -101,7 +98,7 @@ class ViewerPeer(Peer):
         """Start to send video over this WebRTC connection.
 
         Args:
-            join: function that subscribes to the video, and returns the subscription. It receives a thread-safe
+            join: function that subscribes to the video and returns the subscription. Its argument is a thread-safe
                 callback, which must be called for each new frame.
         """
         self._track.viewer = join(partial(self._call_soon, self._wake))
@@ -146,8 +143,7 @@ class ViewerPeer(Peer):
     def _send_record(self, record: dict[str, Any], pts: int) -> None:
         """Send a JSON record just before its frame, with the RTP timestamp of the frame.
 
-        aiortc starts the RTP clock at a random number, which is known only after the first frame has been sent.
-        Therefore the first record is sent after its frame.
+        The first record is sent after its frame, because the first RTP timestamp is not known earlier.
         """
         if self._clock is None and self._last_pts is not None:
             self._clock = self._last_pts, getattr(self._sender, _RTP_CLOCK)
@@ -158,10 +154,7 @@ class ViewerPeer(Peer):
             self._send_stamped(record, pts, self._clock)
 
     def _send_first(self, record: dict[str, Any], pts: int, tries: int) -> None:
-        """Send the JSON record of the first frame as soon as aiortc has started the RTP clock.
-
-        Retry up to `tries` times.
-        """
+        """Send the first JSON record as soon as the first RTP timestamp is known. Retry up to `tries` times."""
         if self._clock is None and (stamp := getattr(self._sender, _RTP_CLOCK)):  # 0 before the first frame
             self._clock = pts, stamp
         if self._clock is not None:

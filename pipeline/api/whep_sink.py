@@ -1,13 +1,14 @@
 """The sink `whep:8082`: serves the annotated video of every stream to browsers and players.
 
     whep:8082                                      open http://127.0.0.1:8082/ in a browser
-    whep://0.0.0.0:8082?token=sesame               clients need the token
-    …?token_file=FILE                              the token is in a file; it can also be in SACCADE_TOKEN
-    …?cert=FILE&key=FILE                           serve https with this certificate
-    …?origin=https://example.org                   also allow this web origin; may be repeated
-    …?ice=turn:USER:PASSWORD@HOST:3478             STUN or TURN server; may be repeated; none by default
+    whep://0.0.0.0:8082?token=sesame               clients need this token
+    …?token_file=FILE                              clients need the token in this file
+    …?cert=FILE&key=FILE                           serve HTTPS with this certificate
+    …?origin=https://example.org                   allow this web origin too; can be repeated
+    …?ice=turn:USER:PASSWORD@HOST:3478             use this STUN or TURN server; can be repeated
 
-The web page lists the streams and shows one of them. Players use http://HOST:PORT/whep/STREAM.
+The token can also be in the environment variable SACCADE_TOKEN. The web page lists the streams and shows one of them.
+Players use http://HOST:PORT/whep/STREAM.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _MODEL: dict[str, Any] = {
 class ViewerSink:
     """A sink that serves the annotated video of any number of streams to viewers.
 
-    While a stream has no viewers, its video is neither annotated nor encoded.
+    The video of a stream is annotated and encoded only while the stream has viewers.
 
     Attributes:
         url: URL of the web page.
@@ -55,7 +56,7 @@ class ViewerSink:
         host: address to listen on.
         port: port to listen on; 0 for any free port.
         token: token that viewers need; None for no authentication.
-        origins: additional web origins that can connect.
+        origins: web origins that can connect, in addition to this server.
         tls: TLS context with the server's certificate; None for no encryption.
         ice: addresses of STUN and TURN servers, see `ice_server`.
 
@@ -144,5 +145,5 @@ async def _list(videos: Annotated[BroadcastSink, the(BroadcastSink)]) -> dict[st
 
 @_routes.get("/model", role="viewer")
 async def _model() -> dict[str, Any]:
-    """Return an empty description of the model, because a sink has no model. The web page then shows only video."""
+    """Return an empty description of the model, so that the web page shows only video."""
     return _MODEL

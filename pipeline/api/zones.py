@@ -29,7 +29,7 @@ Counts = dict[str, dict[str, dict[str, int]]]
 
 
 class CountedTotals(BaseModel):
-    """The number of tracked objects by label, and the object counts of each zone and line."""
+    """The number of tracked objects by label, and the counts of each zone and line."""
 
     objects: dict[str, int]
     zones: Counts
@@ -84,7 +84,7 @@ async def counts(name: str, controller: Wanted, since: str = "0") -> Counted:
 
 @drawn.get("/streams/{name}/heatmap.png", role="viewer", response_class=Response)
 async def heatmap(name: str, here: InThisProcess) -> Response:
-    """Return the heatmap of object positions in a stream as a transparent PNG, to show over the video."""
+    """Return a heatmap of object positions in a stream, as a transparent PNG to overlay on the video."""
     stage = find_stage(here.running(name).stages, AnalyzeStage)
     if stage is None:
         raise HttpError(409, f"stream '{name}' counts no objects: it was opened without the stage AnalyzeStage")

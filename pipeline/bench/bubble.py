@@ -1,16 +1,12 @@
-"""The benchmark `saccade bench bubble`: predicts and measures the speedup from pipelining host and device.
+"""The benchmark `saccade bench bubble`: predicts and measures the speedup of a pipelined over a blocking engine.
 
-    speedup = T_block / T_pipe · (1 − z)
+    predicted speedup = T_block / T_pipe · (1 − z)
 
 A blocking engine (depth 1) waits for each decode step. A pipelined engine (depth 2) prepares the next step while the
-device runs. T_block and T_pipe are the mean periods of their decode steps. A period is the time between the ends of two
-consecutive steps. Each step decodes a batch of sequences. z is the fraction of sequences in a batch that had already
-ended.
+device runs. T_block and T_pipe are the mean times of their decode steps. z is the fraction of sequences in a pipelined
+decode step that had already ended.
 
-The means include decode steps next to a prefill, because these steps are common.
-
-The measured speedup compares the decoded sequences per second of decode time. The prediction assumes equal batch sizes
-at both depths. The table shows the mean batch sizes.
+The prediction assumes equal batch sizes at both depths.
 """
 
 from __future__ import annotations
@@ -45,18 +41,18 @@ class BubbleRow:
 
     Attributes:
         streams: number of streams. Each stream has one request in flight.
-        rows_block, rows_pipe: mean batch size of a decode step in the blocking and in the pipelined engine.
+        rows_block, rows_pipe: mean batch size of a decode step, blocking and pipelined.
         forward_ms, sampling_ms: median device time of the forward pass and of sampling, pipelined with a full batch.
         bookkeeping_ms: median CPU time of a pipelined decode step with a full batch, without waiting.
         idle_block_ms, idle_pipe_ms: median idle time of the device per decode step, blocking and pipelined.
-        t_block_ms, t_pipe_ms: mean period of all decode steps, blocking and pipelined.
+        t_block_ms, t_pipe_ms: mean time of a decode step, blocking and pipelined.
         steps: mean number of decode steps per answer.
         zombies: fraction z of the sequences in pipelined decode steps that had already ended.
         predicted: predicted speedup of decoding, T_block / T_pipe · (1 − z).
-        observed: measured speedup of decoding: ratio of the decoded sequences per second, without prefills.
+        observed: measured speedup of decoding, as the ratio of decoded sequences per second.
         prefill_ms: mean prefill time of one image, pipelined.
         predicted_answers: predicted speedup including prefills.
-        observed_answers: measured speedup including prefills: ratio of the answers per second.
+        observed_answers: measured speedup including prefills, as the ratio of answers per second.
         answers_per_s: answers per second, pipelined.
     """
 
@@ -97,7 +93,7 @@ class BubbleBench(Measurement):
     rows: list[BubbleRow]
 
     def as_text(self) -> str:
-        """Return the results of the bubble benchmark as a table."""
+        """Return the results of `saccade bench bubble` as a table."""
         columns: list[tuple[str, str, str]] = [
             ("", "streams", "{0.streams}"),
             ("rows", "block", "{0.rows_block:.1f}"),
@@ -137,7 +133,7 @@ def time_bubble(
     """Measure the decode steps of a blocking and a pipelined engine under closed-loop load.
 
     Args:
-        name: see `Engine.load`, or `saccade.engine.golden.random_model.MOONDREAM_2`.
+        name: name or folder of a model, or the name of a model with random weights, such as moondream-2-random.
         device: see `Engine.load`.
         dtype: see `Engine.load`.
         streams: numbers of streams to measure.

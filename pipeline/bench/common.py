@@ -102,7 +102,8 @@ def images_of(source: str, width: int, height: int, count: int = _IMAGES) -> lis
 
 
 def distinct_images(size: tuple[int, int]) -> list[RgbImage]:
-    """Return 64 different images of the demo clip, so that the engine cannot reuse its work on an image."""
+    """Return 64 different images, made from frames of the demo clip."""
+    # If an image were repeated, the engine could reuse its work on the image.
     shown = images_of(str(DEMO_CLIP), *size)
     dice = np.random.default_rng(0)
     return [np.roll(shown[i % len(shown)], int(dice.integers(1, size[0])), axis=1) for i in range(64)]

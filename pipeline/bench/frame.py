@@ -43,7 +43,7 @@ class FrameBench(Measurement):
     boxes: float
 
     def as_text(self) -> str:
-        """Return the latency as two lines of text."""
+        """Return the results of the latency benchmark as two lines of text."""
         return (
             f"{self.model} on {self.device} in {self.dtype}, {self.width}x{self.height}, {self.frames} images, "
             f"{self.boxes:.1f} boxes each\n"
@@ -53,7 +53,7 @@ class FrameBench(Measurement):
 
 
 def time_frames(config: RunConfig, width: int, height: int, frames: int, objects: int | None = None) -> FrameBench:
-    """Measure the latency of single images from the source of a configuration.
+    """Measure the latency of single images from a video source.
 
     Args:
         config: model, source and prompts.

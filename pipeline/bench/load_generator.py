@@ -1,7 +1,6 @@
-"""A closed-loop load generator, and the measurement of engine steps. Several benchmarks use this module.
+"""A closed-loop load generator for several benchmarks, and the measurement of engine steps.
 
-Each simulated stream submits an image with one prompt. It submits the next image when it has received the answer. The
-model decides when an answer ends. The length of an answer is therefore not known in advance.
+Each simulated stream submits its next image when it has received the answer for its previous image.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ Job = tuple[RgbImage, Detect]
 
 
 class RandomWindows:
-    """Chooses zoom windows at random positions, to simulate `--saccades`. A window has the size of the model's input.
+    """Chooses zoom windows at random positions of an image, to simulate `--saccades`.
 
     Args:
         engine: the engine.
@@ -83,12 +82,12 @@ class StepTimes:
     """The times of one batch step of the engine, in seconds.
 
     Attributes:
-        decode: whether the step is a decode step. Otherwise it is a prefill.
+        decode: True for a decode step, False for a prefill.
         rows: number of sequences in the step.
         end: time at which the step ended, by `time.perf_counter`.
         period: time from the end of the previous step to the end of this step.
-        forward, sampling: time of the forward pass and of sampling, as parts of the period. `sampling` is 0 if the CUDA
-            graph of the forward pass includes it.
+        forward: time of the forward pass.
+        sampling: time of sampling; 0 if the CUDA graph of the forward pass includes sampling.
         host: CPU time of the step on the host, without waiting.
     """
 
@@ -103,13 +102,13 @@ class StepTimes:
 
 @dataclass(slots=True)
 class Measured:
-    """The engine steps that were measured at one pipeline depth (1: blocking, 2: pipelined).
+    """The measured steps of a blocking (depth 1) or pipelined (depth 2) engine.
 
     Attributes:
         steps: steps that ended during the measurement.
         answers: number of answers.
-        rows: sum of the batch sizes (numbers of sequences) of all decode steps.
-        zombies: number of wasted sequences (which had already ended), summed over all decode steps.
+        rows: number of sequences, summed over all decode steps.
+        zombies: number of sequences that had already ended, summed over all decode steps.
         elapsed: duration of the measurement, in seconds.
     """
 
@@ -121,7 +120,7 @@ class Measured:
 
     @property
     def zombie_share(self) -> float:
-        """The fraction of wasted sequences in decode steps, from 0 to 1. A wasted sequence had already ended."""
+        """The fraction of sequences in decode steps that had already ended, from 0 to 1."""
         return self.zombies / self.rows
 
     @property
@@ -141,15 +140,12 @@ class Measured:
 
     @property
     def period(self) -> float:
-        """The mean period of decode steps, in seconds.
-
-        A period is the time between the ends of two consecutive steps.
-        """
+        """The mean time of a decode step, from the end of the previous step to the end of this step, in seconds."""
         return statistics.mean(step.period for step in self.decode)
 
     @property
     def useful_rate(self) -> float:
-        """The number of decoded sequences per second of decode time, without sequences that had already ended."""
+        """The number of decoded sequences per second of decode time. Sequences that had already ended are excluded."""
         prefilling = sum(step.period for step in self.steps if not step.decode)
         return (self.rows - self.zombies) / (self.elapsed - prefilling)
 
@@ -161,11 +157,11 @@ class Measured:
 
     @property
     def per_answer_s(self) -> float:
-        """The engine time per answer, in seconds: one prefill, plus the answer's share of the batched decode steps."""
+        """The engine time per answer, in seconds: the prefill time, plus the decode time divided by the batch size."""
         return self.prefill_s + self.useful_steps * self.period / self.mean_rows / (1 - self.zombie_share)
 
     def full(self, streams: int) -> list[StepTimes]:
-        """Return the decode steps with an almost full batch, or all decode steps if there is no such batch."""
+        """Return the decode steps with an almost full batch. If there are none, return all decode steps."""
         return [step for step in self.decode if step.rows > _FULL * streams] or self.decode
 
 
@@ -181,8 +177,7 @@ def open_engine(
 ) -> Engine:
     """Load a model, or create a model with random weights. The arguments are the same as for `Engine.load`.
 
-    By default, speculative decoding is on for a trained model. It is off for random weights, because consecutive
-    answers of such a model are not similar.
+    By default, speculative decoding is on for a trained model and off for random weights.
 
     Raises:
         EngineError: if the model, device or dtype does not exist.
@@ -211,10 +206,7 @@ def dtypes_of(engine: Engine) -> str:
 
 
 def mosaics(images: Sequence[RgbImage]) -> list[RgbImage]:
-    """Combine images into square grids (mosaics) of 1 to 16 images.
-
-    Return one mosaic per image, all of the same size.
-    """
+    """Return one mosaic per image: a square grid of 1 to 16 downscaled images. A mosaic has the size of one image."""
     height, width = images[0].shape[:2]
     made = []
     for number in range(len(images)):
@@ -234,12 +226,12 @@ def _smaller(image: RgbImage, n: int) -> RgbImage:
 
 
 def jobs_of(engine: Engine, images: Sequence[RgbImage], objects: float, most: int = MAX_OBJECTS) -> list[Job]:
-    """Return one detection request for each pair of a label and an image.
+    """Return one detection request for each combination of a label and an image.
 
     Args:
         engine: the engine.
         images: the images.
-        objects: mean number of objects per answer. The score threshold is chosen so that answers have this mean.
+        objects: mean number of objects per answer. It determines the score threshold of the requests.
         most: maximum number of objects per answer.
     """
     classes = engine.model.classes
@@ -253,15 +245,13 @@ def jobs_of(engine: Engine, images: Sequence[RgbImage], objects: float, most: in
 
 
 def conf_for(scores: Sequence[Sequence[float]], objects: float) -> float:
-    """Return the score threshold at which answers have a given mean number of objects.
-
-    An answer ends at its first score below the threshold, and its scores never increase. The number of objects is
-    therefore the number of scores above the threshold.
+    """Return the score threshold that results in a given mean number of objects per answer.
 
     Args:
         scores: scores of each answer, generated without a threshold.
         objects: mean number of objects.
     """
+    # The scores of an answer never increase, so it ends at its first score below the threshold.
     falling = sorted(chain.from_iterable(scores), reverse=True)
     return falling[min(round(objects * len(scores)), len(falling) - 1)]
 
@@ -269,18 +259,17 @@ def conf_for(scores: Sequence[Sequence[float]], objects: float) -> float:
 class ClosedLoop:
     """Closed-loop load generator: each stream submits its next request when its previous request is answered.
 
-    One thread submits the requests of all streams. Several threads would contend for the GIL and reduce the throughput.
-
     Args:
         engine: the engine.
         jobs: the requests. They are repeated endlessly.
-        windows: chooses the zoom windows that are processed in addition to each image; None for no zoom windows.
+        windows: chooses the zoom windows of each image; None for no zoom windows.
 
     Attributes:
         n_open: number of requests in flight.
     """
 
     def __init__(self, engine: Engine, jobs: Sequence[Job], windows: RandomWindows | None = None) -> None:
+        # One thread submits the requests of all streams: several threads would contend for the GIL.
         self._engine, self._jobs, self._windows = engine, cycle(jobs), windows or RandomWindows(engine, 0)
         self._over: queue.SimpleQueue[tuple[float, Future[Result]]] = queue.SimpleQueue()
         self.n_open = 0
@@ -305,7 +294,7 @@ class ClosedLoop:
 
 
 def run_closed_loop(engine: Engine, jobs: Sequence[Job], streams: int, seconds: float, measured: Measured) -> None:
-    """Run a closed loop: a warm-up, then a measurement of `seconds` seconds. Add the results to `measured`."""
+    """Measure the engine under closed-loop load for `seconds`, after a warm-up. Add the results to `measured`."""
     loop = ClosedLoop(engine, jobs)
 
     def turn(until: float, answers: int = 0) -> None:
@@ -347,7 +336,7 @@ def wait_for_rest(engine: Engine) -> None:
 
 
 def step_times(trace: Trace) -> list[StepTimes]:
-    """Return the times of the engine steps in a trace. The first step is omitted, because its period is unknown."""
+    """Return the times of the engine steps in a trace, without the first step."""
     device: dict[int, list[Span]] = {}
     for span in trace.spans("compute"):
         device.setdefault(_step(span), []).append(span)

@@ -108,9 +108,9 @@ def time_throughput(
 
 
 def _answer(loop: ClosedLoop, streams: int, stop: float) -> tuple[list[float], list[int]]:
-    """Run closed-loop load until the time `stop`.
+    """Submit requests in a closed loop until the time `stop`, and wait for all answers.
 
-    Return the latency (in milliseconds) and the number of objects of each answered image.
+    Return the latency (in milliseconds) and the number of objects of each answer.
     """
     waits: list[float] = []
     found: list[int] = []

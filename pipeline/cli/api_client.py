@@ -55,7 +55,7 @@ class ApiClient:
         """Return the streams of a running Saccade, each with its state.
 
         Raises:
-            ApiError: if the request fails. The other request methods also raise this error.
+            ApiError: if the request fails.
         """
         listed: list[dict[str, Any]] = (await self._json("GET", "/streams"))["streams"]
         return listed
@@ -96,7 +96,7 @@ class ApiClient:
         return await self._request("GET", f"/events/{quote(event, safe='')}/snapshot.jpg")
 
     def clip_url(self, event: str) -> str:
-        """Return the URL of an event's video clip. If the server has a token, requests to the URL need it."""
+        """Return the URL of an event's video clip. The URL does not contain the token."""
         return f"{self._url}/events/{quote(event, safe='')}/clip.mp4"
 
     async def config_changes(self, text: str) -> list[str]:
@@ -106,7 +106,7 @@ class ApiClient:
         return changes
 
     async def search(self, filters: Mapping[str, str], progress: Callable[[int, int], None]) -> dict[str, Any]:
-        """Search stored events by a text. The model of the server compares the text with the snapshots.
+        """Search the stored events of the server for a text. The server's model compares the text with the snapshots.
 
         Return a dict with `events` (best match first) and `away` (names of unreachable machines).
 

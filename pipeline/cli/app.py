@@ -1,4 +1,4 @@
-"""A variant of Typer with a shorter help text: the types of switches and named arguments are omitted."""
+"""A variant of Typer with a shorter help text."""
 
 from __future__ import annotations
 

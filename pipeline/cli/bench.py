@@ -65,9 +65,9 @@ def bench_bubble(
     size: Annotated[str, typer.Option(metavar="WxH", help="Size of the images in pixels.")] = "640x360",
     as_json: Json = False,
 ) -> None:
-    """Measure the speedup from preparing each decode step while the device computes the previous step.
+    """Measure the speedup of a pipelined engine over a blocking engine.
 
-    The table shows step times, and the predicted and the measured speedup.
+    A pipelined engine prepares each decode step while the device computes the previous step.
 
     The models moondream-2-random and moondream-3-random have random weights and need no download.
     """
@@ -144,7 +144,7 @@ def bench_cameras(
     saccades: Windows = 0,
     as_json: Json = False,
 ) -> None:
-    """Overload the model with frames of simulated cameras, and measure the latency of the processed frames.
+    """Simulate cameras that overload the model, and measure latency, dropped frames and fairness.
 
     One camera freezes, one sends bursts of frames, and one has 4K resolution.
     """

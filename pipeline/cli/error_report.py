@@ -60,10 +60,10 @@ def take_warnings() -> list[str]:
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """Run a command and return its exit code. On an error, print one line and return the exit code of the error.
+    """Run a command and return its exit code. On an error, print the error message as one line.
 
-    After a successful command, warnings that are not shown yet are printed. After an error, they are not printed.
-    SACCADE_DEBUG=1 adds the traceback.
+    Without an error, print the warnings that were not shown yet. With SACCADE_DEBUG=1, an error also prints the
+    traceback.
     """
     _warnings.forget()
     logging.getLogger().addHandler(_warnings)

@@ -14,7 +14,7 @@ rules = App(help="Draft and check event rules.", no_args_is_help=True)
 
 
 def add_event_commands(app: typer.Typer) -> None:
-    """Add the event commands to the command line."""
+    """Add the commands `rules`, `backtest` and `search` to the command line."""
     app.add_typer(rules, name="rules")
     app.command()(backtest)
     app.command()(search)
@@ -108,7 +108,7 @@ def search(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Search stored events by a text. A model scores their snapshots. The best matches come first.
+    """Search stored events for a text. The model compares the text with the events' snapshots. Best matches come first.
 
     saccade search "red truck" --store kept --since 1d
 

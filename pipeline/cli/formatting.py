@@ -49,14 +49,14 @@ def show_preparation(done: int, total: int) -> None:
 
 
 def progress_bar(*figures: ProgressColumn, console: Console | None = None) -> Progress:
-    """Return a progress bar for standard error. The bar disappears at the end, and is hidden without a terminal."""
+    """Return a progress bar. It disappears at the end, and is hidden if the console is not a terminal."""
     console = console or Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), *figures, TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def summary(report: Report) -> str:
-    """Return a summary of a finished run, in one or two lines."""
+    """Return a summary of a finished run: speed, number of objects and dropped frames, in one or two lines."""
     latency = report.latency
     lines = [
         f"{_counted(report.frames, 'frame')} in {report.elapsed_s:.1f} s: {report.fps:.1f} fps, "
@@ -80,9 +80,9 @@ def _counted(count: int, noun: str) -> str:
 
 
 def golden_table(quantities: Sequence[Quantity]) -> str:
-    """Return a table that compares the engine with a reference implementation.
+    """Return a table that compares the engine with the reference implementation of the model.
 
-    For each quantity, it lists the number of differing values and the largest difference.
+    For each compared quantity, the table lists the number of differing values and the largest difference.
     """
     from saccade.engine.golden.check_engine import ANY_NUMBER
 

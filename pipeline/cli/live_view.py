@@ -1,4 +1,4 @@
-"""Shows a run in a terminal. A single file has a progress bar; otherwise a table lists the streams.
+"""Shows a run in a terminal: a progress bar for a single file, otherwise a table of the streams.
 
 State changes of streams and warnings are printed as lines. A signal stops the run.
 """
@@ -33,10 +33,8 @@ Show = Callable[[Sequence[StreamStatus]], None]
 def follow(controller: Controller, signals: EndingSignals, *, quiet: bool) -> None:
     """Run the streams of a controller and show them, until all streams have ended or a signal stops the run.
 
-    Every connection change of a live source and every warning is printed as a line, with or without a terminal.
-
     Args:
-        controller: the controller, not yet started. Its configuration file is reloaded when it changes or on SIGHUP. At
+        controller: the controller, not yet started. Its configuration file is reloaded after a change or on SIGHUP. At
             the end, `controller.finished` contains the result of each stream.
         signals: signals to catch. After the first signal, the engine completes its frames and every file is closed.
             After SIGTERM or a second SIGINT, the engine has 2 s to complete its frames.

@@ -30,11 +30,11 @@ def help_of(key: str) -> str:
 def with_settings(*keys: str, panels: Mapping[str, str] | None = None) -> Callable[[Command], Command]:
     """Return a decorator that adds a command-line flag for each setting to a command.
 
-    The first argument of the decorated function is a mapping with the values of the flags that the user has set.
+    The first argument of the command is a mapping with the settings that the user has set by flags.
 
     Args:
         keys: keys of the settings, in the order of the help text.
-        panels: heading in the help text for each key. If None, all flags have the same heading.
+        panels: heading of each key in the help text; None for the default heading.
     """
 
     def decorate(command: Command) -> Command:
@@ -58,20 +58,20 @@ def with_settings(*keys: str, panels: Mapping[str, str] | None = None) -> Callab
 
 
 def settings_in(values: Mapping[str, Any]) -> Settings:
-    """Return the settings for the command-line flags that the user has set. Repeated values of a list are joined."""
+    """Return the settings that the user has set by flags. A list becomes a comma-separated string."""
     given = {key: value for key, value in values.items() if value not in (None, [], ())}
     return {key: ",".join(value) if takes_commas(key) else value for key, value in given.items()}
 
 
 def sources_in(sources: Sequence[str] | None) -> Settings:
-    """Convert one or more sources on the command line to settings."""
+    """Convert the sources on the command line to settings: `source` for one source, `streams` for several sources."""
     if not sources:
         return {}
     return {"source": sources[0]} if len(sources) == 1 else {"streams": [{"source": source} for source in sources]}
 
 
 def load_settings(given: Settings, config: Path | None = None) -> RunConfig:
-    """Load the configuration of a command: its configuration file, if any, overridden by its command-line flags.
+    """Load a configuration file, and override its values with the values of the command-line flags.
 
     Raises:
         ConfigError: if a value is invalid.

@@ -45,7 +45,9 @@ class Dependency:
     extra: str
 
     def check(self) -> str:
-        """Import the distribution and return its version. For an alternative build, its name is added to the version.
+        """Import the distribution and return its version.
+
+        If another build is installed, its name follows the version, such as "4.10.0 (opencv-python-headless)".
 
         Raises:
             ImportError: if the distribution is not installed, or its module cannot be imported.
@@ -63,12 +65,12 @@ class Dependency:
 
     @property
     def remedy(self) -> str:
-        """The command that installs the distribution. Empty if it belongs to no extra of the package."""
+        """The command that installs the distribution; empty if no extra contains the distribution."""
         return install_command(self.extra) if self.extra else ""
 
 
 def dependencies() -> list[Dependency]:
-    """Return all dependencies except developer tools, in the order in which they are declared."""
+    """Return the dependencies of Saccade, without developer tools, in the order in which they are declared."""
     found = []
     for text in _declared():
         requirement = Requirement(text)
@@ -80,10 +82,7 @@ def dependencies() -> list[Dependency]:
 
 
 def _declared() -> list[str]:
-    """Return the requirements as strings, in the format of package metadata.
-
-    The extra of a requirement is in its environment marker, such as `mcp; extra == "mcp"`.
-    """
+    """Return the requirements as strings, such as `mcp; extra == "mcp"` for a requirement of the extra "mcp"."""
     if (file := Path(saccade.__file__).resolve().parents[1] / "pyproject.toml").is_file():
         project = tomllib.loads(file.read_text()).get("project", {})
         if project.get("name") == DISTRIBUTION:
@@ -99,14 +98,14 @@ def _installed(name: str) -> metadata.Distribution | None:
     return None
 
 
-@cache
+@cache  # the search takes 0.3 s
 def _owners() -> Mapping[str, list[str]]:
-    """Map each top-level module to the distributions that provide it. Cached, because the search takes 0.3 s."""
+    """Map each top-level module to the distributions that provide it."""
     return metadata.packages_distributions()
 
 
 def _module_of(found: metadata.Distribution, name: str) -> str:
-    """Return the name of a module of a distribution: the module of the same name, otherwise the first module."""
+    """Return the name of a module of a distribution, preferably the module with the name of the distribution."""
     mine = {
         module
         for module, owners in _owners().items()

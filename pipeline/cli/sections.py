@@ -47,6 +47,6 @@ _LAST_SECTION = "server"
 
 
 def sections() -> dict[str, list[str]]:
-    """Return the setting keys of each section, by heading. Each key is in exactly one section."""
+    """Return the section headings of the manual, each with the keys of the settings in the section."""
     listed = {key for keys in _SECTIONS.values() for key in keys}
     return {**_SECTIONS, _LAST_SECTION: [key for key in RunConfig.model_fields if key not in listed]}

@@ -1,8 +1,4 @@
-"""Handles SIGINT, SIGTERM and SIGHUP during a command. A signal requests a shutdown, which has a timeout.
-
-A signal handler only records the signal. It can interrupt the main thread at any point, so taking a lock could
-cause a deadlock.
-"""
+"""Handles SIGINT, SIGTERM and SIGHUP during a command. A signal requests a shutdown."""
 
 from __future__ import annotations
 
@@ -26,8 +22,8 @@ _CAUGHT = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "
 class EndingSignals:
     """Records the signals that stop a command, from `catch` to the end of the `with` block.
 
-    The first SIGINT (Ctrl-C) requests a shutdown without a timeout. After any other signal or a second SIGINT, the
-    process exits within 5 s, even if a thread hangs.
+    The first SIGINT (Ctrl-C) requests a shutdown without a timeout. After SIGTERM or a second SIGINT, the process exits
+    within 5 s, even if a thread hangs.
     """
 
     def __init__(self) -> None:
@@ -65,15 +61,13 @@ class EndingSignals:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the command: 0 without a signal or after SIGTERM, otherwise 130.
-
-        SIGTERM counts as success, because service managers use it for a regular shutdown.
-        """
+        """The exit code of the command: 0 without a signal or after SIGTERM, otherwise 130."""
+        # SIGTERM is a success, because service managers use it for a regular shutdown.
         return INTERRUPTED if self._caught and self._caught[0][0] != signal.SIGTERM else 0
 
     @property
     def urgent_at(self) -> float | None:
-        """The time of the first signal that forces an exit, in seconds of `time.monotonic()`, or None.
+        """The time of the first signal that limits the shutdown to 5 s, by `time.monotonic()`, or None.
 
         These signals are SIGTERM, a second SIGINT, and SIGHUP unless it reloads the configuration.
         """
@@ -84,20 +78,21 @@ class EndingSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the previous signal handlers. A started timeout (see `urgent_at`) continues."""
+        """Restore the previous signal handlers. If the shutdown has a timeout, the timeout continues."""
         if self.urgent_at is None:
             self._done.set()
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _note(self, number: int, _: FrameType | None) -> None:
+        # A signal handler can interrupt the main thread at any point, so taking a lock could cause a deadlock.
         if self._reload is not None and number == getattr(signal, "SIGHUP", None):
             self._reload = True
             return
         self._caught.append((number, time.monotonic()))
 
     def _watch(self) -> None:
-        """Exit the process if a shutdown takes too long after a signal."""
+        """Exit the process if the shutdown takes longer than `LIMIT_S` seconds after a signal."""
         while not self._done.wait(_POLL_S):
             urgent_at = self.urgent_at
             if urgent_at is not None and time.monotonic() > urgent_at + LIMIT_S:

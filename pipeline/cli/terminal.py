@@ -31,7 +31,7 @@ _ERRORS = "saccade.terminal"
 
 
 def prepare_terminal() -> None:
-    r"""Make all text printable, and open any closed standard stream (file descriptors 0 to 2) as the null device.
+    r"""Prepare standard output and standard error for any text. Open closed standard streams as the null device.
 
     A character that the encoding does not support is replaced by a similar character or by \uXXXX.
     """

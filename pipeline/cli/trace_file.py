@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_file(path: Path | None) -> None:
-    """Check the path of the trace file before the run opens any source or output.
+    """Check the path of the trace file.
 
     Raises:
         ConfigError: if the path is not a .json file in an existing folder.

@@ -40,9 +40,9 @@ def save_streams(
 
     Args:
         path: path of a valid configuration file.
-        given: the configuration that is now in the file.
-        wanted: named streams with all of their settings (`RunConfig.resolved`).
-        check: reads the new file before it replaces the old file, and raises ConfigError to cancel.
+        given: the configuration in the file.
+        wanted: the new configuration. Each stream has a name and all settings, see `RunConfig.resolved`.
+        check: function that checks the new file before it replaces the old file. It raises ConfigError to cancel.
 
     Raises:
         ConfigError: if the file cannot be read or written, another program has changed it, or `check` rejects it.
@@ -61,10 +61,10 @@ def save_streams(
 
 
 def edited(text: str, given: RunConfig, wanted: RunConfig) -> str:
-    """Return the YAML text of configuration `given` with the changes that lead to configuration `wanted`.
+    """Return the YAML text of a configuration, edited to match a new configuration.
 
     Args:
-        text: YAML text of the configuration `given`.
+        text: YAML text of the current configuration.
         given: current configuration.
         wanted: new configuration.
 
@@ -118,7 +118,7 @@ def _with_regions(text: str, at: At, old: dict[str, BaseModel], new: dict[str, B
 
 
 def _as_list(text: str, given: RunConfig) -> str:
-    """Rewrite the text of a single-source configuration with a list `streams`. The source is its first entry."""
+    """Return the YAML text with the setting `source` moved into a list `streams`."""
     stream: dict[str, Any] = {"name": given.name} if given.name else {}
     text = without_key(text, (), "name")
     stream["source"] = value_of(node_in(text, ("source",)))
@@ -138,9 +138,9 @@ def _is_mapping(text: str, at: At) -> bool:
 
 
 def _values(stream: ListedStream, given: RunConfig) -> dict[str, Any]:
-    """Return the settings of a stream that differ from the defaults and from the common settings of all streams.
+    """Return the settings of a stream that must be written into the list `streams`, including its name and source.
 
-    Only these settings are written into the list `streams`. Name and source are always included.
+    Settings with the default value or the common value of all streams are omitted.
     """
     values: dict[str, Any] = {"name": stream.name, "source": stream.source}
     for key in ListedStream.model_fields:
@@ -150,7 +150,7 @@ def _values(stream: ListedStream, given: RunConfig) -> dict[str, Any]:
 
 
 def _without_setting(key: str, given: RunConfig, *, in_list: bool) -> Any:
-    """Return the value of a setting for a stream that does not set it: the streams' common value, or the default."""
+    """Return the value of a setting that a stream does not set: the common value of all streams, or the default."""
     if in_list and key in StreamConfig.model_fields.keys() & given.model_fields_set - {"source"}:
         return getattr(given, key)
     return ListedStream.model_fields[key].get_default(call_default_factory=True)
@@ -166,7 +166,7 @@ def plain_setting(stream: ListedStream, key: str) -> Any:
 
 
 def _region(kind: str, region: BaseModel) -> Any:
-    """Return a zone or line as the plain value of a YAML configuration: a list of points, or a mapping."""
+    """Format a zone or line for YAML: as a string of coordinates, or as a mapping if it has other settings."""
     points = ",".join(f"{value:g}" for point in getattr(region, _POINTS[kind]) for value in point)
     others = region.model_dump(mode="json", exclude_defaults=True, exclude={_POINTS[kind]})
     return {_POINTS[kind]: points, **others} if others else points

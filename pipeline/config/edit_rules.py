@@ -1,4 +1,4 @@
-"""Writes rules into the YAML text of a configuration, or as a separate YAML list."""
+"""Writes rules as YAML, either into the text of a configuration or as a list."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def text_of_rules(rules: Sequence[RuleSettings], indent: str = "") -> str:
 
 
 def with_rules(text: str, at: At, rules: Sequence[RuleSettings]) -> str:
-    """Return the text of a configuration with its rules replaced.
+    """Return the YAML text of a configuration with new rules for one stream.
 
     Args:
         text: YAML text of the configuration.
         at: path of the mapping that contains the rules, such as ("streams", 0).
-        rules: all rules of the stream. Rules that have not changed keep their text and comments.
+        rules: all rules of the stream. An unchanged rule keeps its text and comments.
 
     Raises:
         yaml.YAMLError, KeyError, IndexError, TypeError, ValueError: if the text has no mapping at this path.

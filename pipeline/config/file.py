@@ -99,7 +99,7 @@ def read_rules(text: str, check: Callable[[list[RuleSettings]], None]) -> list[R
         check: function that raises PlacedError if the stream does not support the rules.
 
     Raises:
-        TextError: if the text is invalid.
+        TextError: if the text is invalid or `check` fails.
     """
     values, places = _parse(text, ("rules",))
     try:
@@ -114,9 +114,9 @@ def read_rules(text: str, check: Callable[[list[RuleSettings]], None]) -> list[R
 
 
 def first_mistake(error: ValidationError) -> ErrorDetails:
-    """Return the validation error to report to the user, which is usually the first error.
+    """Return the validation error to show to the user, usually the first error.
 
-    If a key is missing and another key of the same mapping is unknown, the unknown key is reported as a likely typo.
+    If a mapping has an unknown key and lacks a required key, the unknown key is shown, because it is probably a typo.
     """
     first, *others = error.errors()
     if first["type"] == "missing":
@@ -146,7 +146,7 @@ def _place_in(error: PlacedError, key: KeyPath, places: Places) -> Where:
 
 
 def _nearest(key: KeyPath, places: Places) -> Where:
-    """Return the line and column of a setting. If unknown, return the position of the innermost enclosing setting."""
+    """Return the line and column of a setting, or of the innermost enclosing setting with a known position."""
     return next(places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in places)
 
 
@@ -159,7 +159,7 @@ def explain(error: ErrorDetails, known: type[BaseModel], *, from_file: bool = Tr
 
     Args:
         error: the error of pydantic.
-        known: the model that defines the valid keys at the position of the error.
+        known: the model that defines the valid keys.
         from_file: True to name the setting by its key, False to name it by its command-line flag.
     """
     reason = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
@@ -216,7 +216,7 @@ def _read_yaml(path: Path, text: str) -> tuple[dict[str, Any], Places]:
 
 
 def _parse(text: str, at: KeyPath = ()) -> tuple[Any, Places]:
-    """Parse a YAML text. Return its values, and the line and column of each key and list item, by path."""
+    """Parse a YAML text. Return its values, and the line and column of each key and list item."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         places: Places = {(): (1, 1)}
@@ -235,9 +235,10 @@ def _parse(text: str, at: KeyPath = ()) -> tuple[Any, Places]:
 
 
 def _note_places(node: yaml.Node, at: KeyPath, places: Places) -> None:
-    """Record the line and column of each key and list item of a YAML node.
+    """Record the line and column of each key and list item of a YAML node in `places`.
 
-    Raise TextError for a duplicate key. The YAML parser would silently use the last value.
+    Raises:
+        TextError: if a key is defined twice, or the YAML is nested too deeply.
     """
     if len(at) > MAX_DEPTH:  # also stops at recursive aliases
         raise TextError(f"the YAML is nested more than {MAX_DEPTH} levels deep")
@@ -245,7 +246,7 @@ def _note_places(node: yaml.Node, at: KeyPath, places: Places) -> None:
         for key, value in node.value:
             inner = (*at, str(key.value))
             where = _where(key)
-            if inner in places:
+            if inner in places:  # yaml.safe_load would silently use the last value
                 raise TextError(f"the key '{key.value}' is defined twice, first in line {places[inner][0]}", *where)
             places[inner] = where
             _note_places(value, inner, places)

@@ -78,12 +78,12 @@ class Prompts(NullIsUnset):
 
     @property
     def prompts(self) -> Prompts:
-        """A copy of the prompts without the other settings of the stream."""
+        """The prompts of the stream."""
         return Prompts.model_construct(**{key: getattr(self, key) for key in Prompts.model_fields})
 
     @property
     def asked(self) -> list[tuple[str, str]]:
-        """All prompts as pairs of skill and text, such as ("detect", "person")."""
+        """All prompts as pairs of task and text, such as ("detect", "person")."""
         named = [(skill, text) for skill in ("detect", "point", "segment", "query") for text in getattr(self, skill)]
         others = (one.partition("=") for one in self.task)
         return [*named, *((skill.strip(), text.strip()) for skill, _, text in others)]
@@ -139,9 +139,9 @@ class ShareSettings(NullIsUnset):
 
     @property
     def most_saccades(self) -> int | None:
-        """The maximum number of crops per frame for small objects. None if the engine's idle time sets the number."""
+        """The maximum number of zoom windows per frame. None if the number depends on the engine's idle time."""
         return None if self.saccades == "auto" else int(self.saccades)
 
 
 class Changes(Prompts, ShareSettings):
-    """The settings of a stream that can change while it runs."""
+    """The settings of a stream that can change while the stream runs: prompts and scheduling settings."""

@@ -41,7 +41,11 @@ class QueuePolicy:
 
 
 def check_policy(text: str) -> str:
-    """Check a queue policy, see `QueuePolicy.parse`. Return the text unchanged."""
+    """Check that a text is a valid queue policy, and return the text.
+
+    Raises:
+        ValueError: if the text is not a queue policy.
+    """
     QueuePolicy.parse(text)
     return text
 

@@ -1,7 +1,6 @@
 """All settings of a run: streams, model, outputs and server.
 
-Each setting is declared once, with type, default, constraints and description. The command-line flags (`cli.options`),
-the manual (`cli.manual`) and the HTTP API are generated from these models.
+The command-line flags (`cli.options`), the manual (`cli.manual`) and the HTTP API are generated from these settings.
 """
 
 from __future__ import annotations
@@ -142,7 +141,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         return self
 
     def each(self) -> list[ListedStream]:
-        """Return the settings of each stream, completed with the common settings of the run."""
+        """Return the settings of each stream. A stream's missing settings have the common values of all streams."""
         common = {key: getattr(self, key) for key in StreamConfig.model_fields if key in self.model_fields_set}
         if self.source:
             return [ListedStream.model_validate(common)]
@@ -170,11 +169,11 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         return named
 
     def resolved(self) -> RunConfig:
-        """Return an equivalent configuration whose streams have a name and contain the common settings."""
+        """Return the configuration with a name and all settings for each stream."""
         return self.with_streams(self.named().values())
 
     def with_streams(self, streams: Iterable[ListedStream]) -> RunConfig:
-        """Return a copy of this configuration with other streams. Each stream must have a name and all settings."""
+        """Return a copy of this configuration with the given streams. Each stream must have a name and all settings."""
         ours = self.model_fields_set - StreamConfig.model_fields.keys()
         values = {key: getattr(self, key) for key in ours | {"streams"}} | {"streams": list(streams)}
         return RunConfig.model_construct(ours | {"streams"}, **values)

@@ -141,10 +141,7 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
 
     @property
     def asked(self) -> list[tuple[str, str]]:
-        """All prompts as pairs of skill and text, such as ("detect", "person").
-
-        Labels that only rules use are included.
-        """
+        """All prompts as pairs of task and text, such as ("detect", "person"). Labels of rules are included."""
         asked = super().asked
         named = {text for skill, text in asked if skill in ("detect", "point")}
         return [*asked, *(("detect", label) for label in self.rule_labels if label not in named)]

@@ -1,4 +1,4 @@
-"""Formats the configuration of a stream for display, as plain values or YAML. Secrets are removed."""
+"""Formats the configuration of a stream for display, without secrets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def text_of_stream(stream: ListedStream) -> str:
 
 
 def _without_secrets(sink: str) -> str:
-    """Return the address of an output without its options, because options can contain tokens."""
+    """Return the address of an output without its options, which can contain tokens."""
     from saccade.sinks.urls import redact_target
 
     return redact_target(sink).partition("?")[0] if "://" in sink or sink.startswith("whep:") else sink

@@ -1,14 +1,10 @@
-"""Edits keys and list items of a YAML text. All other bytes stay unchanged.
-
-The YAML parser returns the start and end position of each value. The new value replaces the text between them. The
-library ruamel.yaml is not used, because it loses the comments after a deleted list item.
-"""
+"""Edits keys and list items of a YAML text. All other text stays unchanged."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import yaml
+import yaml  # not ruamel.yaml, which loses the comments after a deleted list item
 
 At = tuple[str | int, ...]
 """The path of a node, such as ("streams", 0)."""
@@ -206,7 +202,7 @@ def inline_text(value: Any) -> str:
 
 
 def node_at(node: yaml.Node | None, at: At) -> yaml.Node | None:
-    """Return the YAML node at a path, relative to another node.
+    """Return the YAML node at a path that starts at `node`.
 
     Raises:
         KeyError, IndexError, TypeError: if the path does not exist.

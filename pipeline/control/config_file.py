@@ -41,13 +41,11 @@ class ConfigFile:
         return stamp is not None and stamp != self._stamp
 
     def due(self) -> bool:
-        """Return whether the file has changed and should be reloaded. The file is checked at most once per second.
-
-        Two consecutive checks must find a change, so that a half-written file is not read.
-        """
+        """Return whether the file has changed and should be reloaded. The file is checked at most once per second."""
         now = time.monotonic()
         if now < self._looked_at + _LOOK_S:
             return False
+        # Two consecutive checks must find a change, so that a half-written file is not read.
         before, self._looked_at = self._was_changed, now
         self._was_changed = self.changed
         return self._was_changed and before
@@ -65,10 +63,7 @@ class ConfigFile:
 
     @property
     def names_streams(self) -> bool:
-        """Whether the configuration file defines the streams.
-
-        If the command line defines a stream, the file only provides other settings.
-        """
+        """Whether the streams come from the configuration file, and not from the command line."""
         return not self._overrides.keys() & {"source", "streams"}
 
     def load(self) -> RunConfig:

@@ -1,14 +1,9 @@
-"""Schedules zoom windows that cover the whole frame one after another (the sweep).
+"""Schedules zoom windows that together cover the whole frame (the sweep).
 
-A zoom window is a small region of a frame that the model processes at full resolution. A pass covers the whole frame
-with a grid of windows. Neighbouring windows overlap, so that a small object is always completely inside one of them.
-Consecutive passes use different window sizes.
+A zoom window is a region of a frame that the model processes at full resolution. A pass covers the whole frame with a
+grid of overlapping windows. The next pass uses another window size.
 
-The frame is divided into grid cells. Each cell stores the time of its last window. The sweep chooses the window whose
-cells have waited longest. Cells near earlier detections have a higher weight.
-
-The sweep windows are distributed evenly over `period_s`. The first pass can use every unused window of a frame. After
-the first pass, a sweep window that replaces a more urgent window costs six times as much of the sweep's budget.
+The sweep chooses the window whose area has waited longest. Areas near earlier detections have a higher priority.
 """
 
 from __future__ import annotations
@@ -36,12 +31,12 @@ Grid = NDArray[np.float32]
 
 
 class Sweep:
-    """Schedules zoom windows that cover the whole frame of one stream, one window after another.
+    """Schedules zoom windows that repeatedly cover the whole frame of one stream.
 
     Args:
         width, height: size of the frame in pixels.
-        sizes: width and height of the windows in pixels. Each pass over the frame uses the next size.
-        period_s: time in which the windows cover the whole frame once, in seconds.
+        sizes: width and height of the windows in pixels. Each pass uses the next size.
+        period_s: time for one pass, in seconds.
     """
 
     def __init__(self, width: int, height: int, sizes: Sequence[tuple[float, float]], period_s: float) -> None:
@@ -64,7 +59,7 @@ class Sweep:
         return len(self._lattices[0][0])
 
     def pass_time(self, seconds: float) -> None:
-        """Set the current time to `seconds`, and increase the budget by the number of sweep windows now due."""
+        """Set the current time to `seconds`. The rate limit of the sweep (`due`) depends on this time."""
         if self._last is None or seconds < self._last:
             self._seen[:] = self._asked[:] = seconds - self._period_s
         else:
@@ -73,10 +68,10 @@ class Sweep:
         self._last = seconds
 
     def due(self, *, taken: bool = False) -> bool:
-        """Return whether the budget allows a sweep window: a zoom window of the pass over the whole frame.
+        """Return whether the rate limit allows another zoom window of the sweep.
 
         Args:
-            taken: whether the sweep window would replace another window, such as a window on motion.
+            taken: whether the window would replace a zoom window with another purpose, such as motion.
         """
         if self.first_pass:
             return self._credit >= 1.0 or not taken
@@ -84,17 +79,15 @@ class Sweep:
 
     @property
     def first_pass(self) -> bool:
-        """Whether the sweep has not yet covered the whole frame once."""
+        """Whether the sweep is still covering the frame for the first time."""
         return self._made < 2 * self.looks and float(self._never.mean()) > _REST
 
     def choose(self, seconds: float, *, taken: bool = False) -> Rect | None:
-        """Return the next sweep window: the window over the part of the frame that was processed longest ago.
-
-        Return None if the whole frame was processed recently.
+        """Return the next zoom window of the sweep, or None if the whole frame was processed recently.
 
         Args:
             seconds: time of the frame, in seconds.
-            taken: whether the sweep window replaces another window, such as a window on motion.
+            taken: whether the window replaces a zoom window with another purpose, such as motion.
         """
         self._credit = max(0.0, self._credit - (_TAKEN if taken and not self.first_pass else 1.0))
         windows, cells = self._lattices[self._made // self.looks % len(self._lattices)]
@@ -110,13 +103,13 @@ class Sweep:
         return x1, y1, x2, y2
 
     def place(self, shown: Rect, size: tuple[float, float], seconds: float, corner: int = 0) -> Rect:
-        """Place a zoom window around a rectangle. It also covers the nearby area that was processed longest ago.
+        """Place a zoom window so that it contains a rectangle, and otherwise covers the area that has waited longest.
 
         Args:
             shown: the rectangle, in pixels. It must fit into the window.
             size: width and height of the window, in pixels.
             seconds: time of the frame, in seconds.
-            corner: 0 to place the rectangle anywhere in the window; 1, 2, 3, … for one of the four corners in turn.
+            corner: 0 to place the rectangle anywhere in the window; n to place it in corner n modulo 4 of the window.
         """
         total = self._total(seconds)
         xs = _positions(shown[0], shown[2], size[0], self._width)
@@ -132,14 +125,14 @@ class Sweep:
         return x, y, x + size[0], y + size[1]
 
     def _total(self, seconds: float) -> NDArray[np.float64]:
-        """Return the integral image (`cv2.integral`) of the cells' sweep priorities, as (rows + 1, columns + 1)."""
+        """Return the integral image (`cv2.integral`) of the grid cells' priorities, as (rows + 1, columns + 1)."""
         known = np.maximum(self._seen, np.where(seconds - self._asked < _PENDING_S, self._asked, -np.inf))
         waited = np.clip((seconds - known) / self._period_s, 0, 3)
         value = waited * waited * (self._order + _APPEARED * self._appeared)
         return np.asarray(cv2.integral(value.astype(np.float32)), np.float64)
 
     def note_asked(self, window: Rect, seconds: float) -> None:
-        """Record that a zoom window was submitted to the engine. The model has not processed it yet."""
+        """Record that a zoom window was submitted to the engine."""
         cells = self._within(window)
         self._asked[cells] = seconds
         self._never[cells] = False
@@ -165,8 +158,7 @@ class Sweep:
     def _lattice(self, size: tuple[float, float]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return a grid of windows that covers the frame, and the range of grid cells of each window.
 
-        The windows are (n, 4) x1, y1, x2, y2 in pixels. The ranges (4, n) are the first row, end row, first column and
-        end column.
+        The windows are (n, 4) x1, y1, x2, y2 in pixels. The ranges are (4, n), see `_corners`.
         """
         w, h = min(float(self._width), size[0]), min(float(self._height), size[1])
         across, down = _OVERLAP[0] * w, _OVERLAP[1] * h
@@ -179,7 +171,10 @@ class Sweep:
         return windows, cells
 
     def _corners(self, window: Sequence[float]) -> tuple[int, int, int, int]:
-        """Return the grid cells of a window without its margin: first row, end row, first column, end column."""
+        """Return the range of grid cells in a window: first row, end row, first column, end column.
+
+        Half of the overlap with each neighbouring window is excluded.
+        """
         x1, y1, x2, y2 = window
         across, down = _OVERLAP[0] * (x2 - x1) / 2, _OVERLAP[1] * (y2 - y1) / 2
         left = 0 if x1 <= 0 else math.floor((x1 + across) / self._cell[0] + 0.5)
@@ -195,7 +190,7 @@ class Sweep:
 
 
 def _positions(low: float, high: float, size: float, side: float) -> NDArray[np.float64]:
-    """Return window positions along one axis at which the window contains the range from `low` to `high`.
+    """Return possible positions of a window along one axis, at which the window contains a range of pixels.
 
     Args:
         low: start of the range, in pixels.

@@ -1,12 +1,9 @@
 """The benchmark `saccade bench cameras`: overloads a model with simulated cameras of different frame rates.
 
-The benchmark measures three quantities:
-    1. the latency from the arrival of a frame to the launch of its prefill, and to its result
-    2. the number of dropped frames by cause
-    3. the fairness between cameras
-
-One camera sends no frames for a third of the time. One camera sends the frames of each second in one burst. One camera
-has 4K resolution. The images are in memory, so that decoding of video does not affect the results.
+The benchmark measures latency, dropped frames by cause, and fairness between cameras. Three cameras are special:
+    one sends no frames for a third of the time
+    one sends the frames of each second in one burst
+    one has 4K resolution
 """
 
 from __future__ import annotations
@@ -67,8 +64,8 @@ def time_cameras(
         kv_dtype: see `Engine.load`.
         seconds: duration of the measurement, in seconds.
         deadline_ms: maximum latency from the arrival of a frame to its result, in milliseconds; None for no limit.
-        load: sum of the frame rates, as a multiple of the model's throughput; None does not scale the frame rates.
-        weights: scheduling weights of the cameras. If there are more cameras than weights, the weights repeat.
+        load: total frame rate as a multiple of the model's throughput; None to keep the frame rates in `fps`.
+        weights: scheduling weights of the cameras, repeated if there are more cameras than weights.
         objects: fixed number of objects per answer; None lets the model decide.
         size: size of the images, in pixels.
         saccades: number of zoom windows per frame, at random positions.
@@ -99,7 +96,10 @@ def run_cameras(
     weights: Sequence[float],
     saccades: int = 0,
 ) -> CamerasBench:
-    """Run the camera benchmark with a loaded engine and given images. For the other arguments, see `time_cameras`."""
+    """Run the benchmark `saccade bench cameras` with a loaded engine. For most arguments, see `time_cameras`.
+
+    `large` contains the images of the 4K camera, and `images` the images of the other cameras.
+    """
     windows = RandomWindows(engine, saccades)
     for image in [*images[:3], *large]:
         engine.submit(image, [task], windows=windows.of(image)).result()
@@ -155,7 +155,7 @@ class _Camera:
             number: index of the frame, which selects the image.
             due: scheduled arrival time of the frame, by `time.monotonic()`, in seconds.
             limit_s: maximum latency of the result, in seconds; None for no limit.
-            counts: whether the frame is logged; False during the warm-up.
+            counts: False during the warm-up, so that the frame is not counted.
         """
         image = self.images[number % len(self.images)]
         left_s = None if limit_s is None else limit_s - (time.monotonic() - due)
@@ -194,10 +194,7 @@ class _Camera:
 
 
 def name_special(rows: Sequence[CameraRow]) -> None:
-    """Choose three cameras with medium frame rates as special cameras, and name them.
-
-    One of them freezes, one sends bursts of frames, and one has 4K resolution.
-    """
+    """Choose three cameras with medium frame rates as the special cameras of the benchmark, and name them."""
     special = sorted(rows, key=lambda row: row.fps)[len(rows) // 2 - 1 :][:3]
     for row, name in zip(special, (FREEZES, BURSTS, LARGE), strict=True):
         row.name = name
@@ -206,7 +203,7 @@ def name_special(rows: Sequence[CameraRow]) -> None:
 def arrivals(rows: Sequence[CameraRow], seconds: float) -> Iterator[tuple[float, int]]:
     """Yield the arrival time (in seconds) and the camera index of each simulated frame, in order of time.
 
-    The random numbers have a fixed seed, so that every benchmark has the same arrivals.
+    The arrival times are random, but the same in each run.
     """
     dice = random.Random(0)
     due = [(dice.random() / row.fps, i) for i, row in enumerate(rows)]

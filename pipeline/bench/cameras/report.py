@@ -17,7 +17,7 @@ class CameraRow:
     """The results of one simulated camera.
 
     Attributes:
-        name: role of a special camera, such as the camera that freezes; the camera number for other cameras.
+        name: role of a special camera, such as the camera with 4K resolution. Other cameras have a number.
         fps: frame rate, in frames per second.
         weight: scheduling weight.
         offered: number of submitted frames.
@@ -27,7 +27,7 @@ class CameraRow:
         result_p50_ms, result_p99_ms: median and 99th percentile of the latency from the arrival of a frame to its
             result, in milliseconds.
         dropped: number of dropped frames, by cause: superseded by a newer frame, deadline, or failed.
-        share: number of answered frames, divided by the number that a fair scheduler would answer.
+        share: number of answered frames relative to fair scheduling; 1 is fair.
     """
 
     name: str
@@ -49,10 +49,10 @@ class CamerasBench(Measurement):
 
     Attributes:
         offered_fps, fps: submitted and answered frames per second, in total for all cameras.
-        closed_loop_fps: answered frames per second of 32 streams that always have a frame in flight.
+        closed_loop_fps: answered frames per second of 32 streams with one frame in flight each.
         launch_p50_ms, launch_p99_ms, result_p50_ms, result_p99_ms: latencies over all cameras, see `CameraRow`.
-        jain: Jain's fairness index of the `share` of n cameras, from 1/n (unfair) to 1 (fair).
-        deadlines_met: fraction of the frames with a launched prefill whose result arrived before the deadline.
+        jain: Jain's fairness index of the cameras' `share`, from 1/n for n cameras (unfair) to 1 (fair).
+        deadlines_met: fraction of the frames with a launched prefill whose result met the deadline.
         cpu_ms: CPU time of the process per answered frame, in milliseconds.
     """
 
@@ -104,8 +104,8 @@ class CameraLog:
         row: results of the camera for the report.
         moments: arrival times of all frames.
         answered: arrival times of the answered frames.
-        launch, result: latencies of the answered frames, from the arrival to the launch of the prefill and to the
-            result.
+        launch: latencies of the answered frames, from the arrival to the launch of the prefill.
+        result: latencies of the answered frames, from the arrival to the result.
         failed_late: number of frames that missed the deadline after the launch of their prefill.
     """
 
@@ -128,9 +128,7 @@ class CameraLog:
 
 
 def fair_shares(offered: Sequence[float], weights: Sequence[float], total: float) -> list[float]:
-    """Return how many frames of each camera a scheduler with max-min fairness would answer.
-
-    The numbers are proportional to the weights, but at most the number of frames that the camera submitted.
+    """Return the number of answered frames of each camera under max-min fair scheduling.
 
     Args:
         offered: number of submitted frames of each camera.

@@ -1,7 +1,4 @@
-"""The command `saccade backtest`: evaluates rules on recorded videos, as fast as the model allows.
-
-Videos and live streams are processed by the same code.
-"""
+"""The command `saccade backtest`: evaluates rules on recorded videos, as fast as the model allows."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ class Backtest:
         events: last record of each event, sorted by video and time.
         video_s: total duration of the videos, in seconds.
         took_s: run time, in seconds.
-        vid_stride: N if every Nth frame was processed. If N differs between the videos, it is the largest N.
+        vid_stride: N if every Nth frame was processed; the largest N of all videos.
         forecasts: expected events per day of each rule.
     """
 
@@ -81,7 +78,7 @@ class Backtest:
 
 
 def backtest(path: Path, videos: Sequence[str], given: Mapping[str, Any], stream: str | None) -> Backtest:
-    """Evaluate the rules of a configuration on videos, without writing any output or stored event.
+    """Evaluate the rules of a configuration on videos. The outputs and the event store are not written.
 
     Args:
         path: path of the configuration file. The file needs no source.

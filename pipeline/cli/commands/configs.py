@@ -73,7 +73,7 @@ def _check_files(config: RunConfig) -> None:
 def check_labels(config: RunConfig) -> None:
     """Check that the model knows the labels of prompts and rules.
 
-    The check is skipped if it would require loading the model.
+    Nothing is checked if the model has an open vocabulary or is not installed.
 
     Raises:
         EngineError: if the model does not know a label.
@@ -86,7 +86,7 @@ def check_labels(config: RunConfig) -> None:
 
 
 def changes_of(path: Path, url: str, token: str | None) -> list[str]:
-    """Return one line per change that a configuration file would cause in a running Saccade.
+    """Return the changes that a configuration file would cause in a running Saccade, one line per change.
 
     Args:
         path: path of a valid configuration file.

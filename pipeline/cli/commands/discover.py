@@ -17,9 +17,9 @@ class FoundCamera:
     Attributes:
         device: address and name of the camera.
         source: URL that opens the camera, without credentials.
-        profiles: video streams of the camera. Empty if no user name was given, or if the camera rejects the user.
+        profiles: video streams of the camera; empty without a valid user name.
         chosen: token of the profile that `source` opens; empty without profiles.
-        problem: reason for missing profiles; empty if profiles were found.
+        problem: reason why no profiles were found; otherwise empty.
     """
 
     device: DiscoveredDevice

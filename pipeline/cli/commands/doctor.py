@@ -33,10 +33,10 @@ class Finding:
     """The result of one check of the installation.
 
     Attributes:
-        what: name of the check.
+        what: name of the checked component.
         ok: whether the component is installed and works.
         needed: whether the component is required for a run.
-        detail: version, device or reason, in one line.
+        detail: version or device of the component, or the reason of the failure, in one line.
     """
 
     what: str
@@ -61,7 +61,7 @@ def examine() -> Iterator[Finding]:
 
 
 def examine_gpu() -> Iterator[Finding]:
-    """Compare the results of the included model on every GPU with its results on the CPU. Takes a minute per GPU."""
+    """Check every GPU: compare the results of the model `nano` with its results on the CPU. Takes a minute per GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -77,9 +77,10 @@ def examine_gpu() -> Iterator[Finding]:
 
 
 def examine_model(name: str, refiner: str | None = None) -> Iterator[Finding]:
-    """Load a model and detect people in the demo clip, once for each input normalization of the box coordinate heads.
+    """Check a model file: load the model, and detect people in the demo clip.
 
-    The checkpoint's config.json selects the normalization with its key `reads`. The report shows which one is correct.
+    The detection runs once for each input normalization that the coordinate heads can have. The result shows which
+    normalization is correct. In the checkpoint's config.json, the key `reads` selects it.
 
     Args:
         name: name of the model.
@@ -129,12 +130,12 @@ def _refiner(loaded: LoadedModel, name: str) -> str:
 
 
 def report(gpu: bool, model: str | None, refiner: str | None = None) -> bool:
-    """Print the results of all checks. Return whether a required component failed its check.
+    """Print the results of all checks. Return whether a required component failed.
 
     Args:
-        gpu: whether to check every GPU, by running the included model on it.
+        gpu: whether to check every GPU.
         model: model to check, see `examine_model`.
-        refiner: mask refiner to check with the model.
+        refiner: mask refiner to check, see `examine_model`.
     """
     console = Console(soft_wrap=True, highlight=False)
     broken = []
@@ -172,14 +173,10 @@ def _kernels(device: str) -> str:
 
 
 def agreement(device: str, dtype: str) -> str:
-    """Compare the included model's results on a device with its results on the CPU.
-
-    Return one line about the comparison.
-
-    Differences are an error only in float32. Other dtypes are less precise.
+    """Compare the results of the model `nano` on a device with its results on the CPU. Return a summary in one line.
 
     Raises:
-        RuntimeError: if the float32 results differ.
+        RuntimeError: if the results differ in float32. In other dtypes, they can differ.
     """
     from saccade.engine.golden.self_check import compare_devices
 
@@ -235,7 +232,7 @@ def _encoding(name: str) -> str:
 
 
 def _decoding() -> str:
-    """Check video decoding on the first GPU. Return one line about how live video is decoded."""
+    """Check video decoding on the first GPU. Return a description in one line."""
     from saccade.sources.gpu import gpu_decoding
 
     gpu_decoding("cuda", 0)

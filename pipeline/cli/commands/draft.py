@@ -34,8 +34,8 @@ def draft(sentence: str, zones: Collection[str] = (), lines: Collection[str] = (
 
     Args:
         sentence: a sentence, such as "tell me when someone stands at the door for 10 s".
-        zones: names of existing zones. If the sentence spells a zone differently, the rule uses the existing name.
-        lines: names of existing lines, used in the same way as `zones`.
+        zones: names of existing zones. The rule uses these names, even if the sentence spells them differently.
+        lines: names of existing lines. The rule uses these names, even if the sentence spells them differently.
 
     Raises:
         ConfigError: if the sentence names no object, or it cannot be converted to a valid rule.
@@ -81,7 +81,7 @@ def draft_text(rule: RuleSettings, zones: Collection[str], lines: Collection[str
 
 
 def _times(text: str) -> tuple[str, str]:
-    """Split a sentence into text without times, and its times as `for` and `between`."""
+    """Remove the times from a sentence. Return the rest, and the times in the form of a rule, such as "for 10s"."""
     found = []
     if held := re.search(r"\bfor (?:more than |at least )?(\d+(?:\.\d+)?|an?|one|two)\s*(s|m|h)[a-z]*\b", text):
         amount = "1" if held[1] in ("a", "an") else _NUMBERS.get(held[1], held[1])

@@ -21,10 +21,9 @@ class Forecast:
     Attributes:
         rule: name of the rule.
         events: number of events in the videos.
-        watched_s: duration of video in which the condition can be true, in seconds. With `between`, this is less than
-            the duration of the videos.
-        per_day, low, high: expected events per day, and the bounds of their 95 % confidence interval. None if no video
-            is within the time of day (`between`) of the rule.
+        watched_s: duration of the video parts within the rule's time of day (`between`), in seconds.
+        per_day: expected events per day, or None if `watched_s` is 0.
+        low, high: bounds of the 95 % confidence interval of `per_day`, or None.
     """
 
     rule: str
@@ -42,8 +41,8 @@ def forecast(
 
     Args:
         rules: rules of the backtest.
-        found: rule name of each event.
-        videos: local start time and duration in seconds of each video.
+        found: name of the rule, for each event.
+        videos: local start time and duration in seconds, for each video.
     """
     names = list(found)
     made = []
@@ -85,7 +84,7 @@ def _cdf(count: int, mean: float) -> float:
 
 
 def _solve(reached: Callable[[float], bool], count: int) -> float:
-    """Return the smallest Poisson mean for which `reached` returns True, by bisection. `reached` must be monotonic."""
+    """Return the smallest Poisson mean at which the condition `reached` is true, by bisection."""
     low, high = 0.0, 2.0 * count + 20
     for _ in range(60):
         middle = (low + high) / 2
@@ -94,7 +93,7 @@ def _solve(reached: Callable[[float], bool], count: int) -> float:
 
 
 def forecast_text(forecasts: Sequence[Forecast]) -> str:
-    """Return one line per rule with its expected events per day."""
+    """Return the expected number of events per day of each rule, one line per rule."""
     lines = []
     for one in forecasts:
         if one.per_day is None:

@@ -65,10 +65,10 @@ def _shares(text: Text) -> str:
 
 
 def process_image(config: RunConfig) -> ProcessedImage:
-    """Detect objects in a single image, which is the source of a configuration.
+    """Detect objects in the image that `config.source` names.
 
     Raises:
-        ConfigError: if the source has more than one image, or would be overwritten.
+        ConfigError: if the source is not a single image, or the output would overwrite the source.
         SourceError, EngineError: if the source or the model cannot be used.
         SinkError: if the annotated image cannot be written.
     """

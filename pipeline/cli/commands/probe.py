@@ -29,16 +29,14 @@ class Probe:
         width, height: size of the video in pixels.
         fps: frame rate according to the timestamps of the frames; None if too few frames were read.
         frames: number of frames read.
-        age_ms: median latency from the capture of a frame (sender's RTCP clock) to its decoding, in milliseconds; None
-            if unknown.
+        age_ms: median latency from the capture of a frame to its decoding, in milliseconds; None if unknown.
         lost: number of frames that were lost or corrupted in transit.
         corrupt_packets: number of packets that were lost or corrupted in transit.
         transport: transport protocol of an RTSP camera; empty for other sources.
         key_interval_s: time between keyframes, in seconds; None if fewer than two keyframes were read.
-        clock_off_s: difference between the sender's RTCP clock and the local clock, in seconds; None if the sender
-            sends no RTCP clock.
+        clock_off_s: difference between the sender's RTCP clock and the local clock, in seconds; None if unknown.
         advice: recommended changes to the camera or the configuration, one line each.
-        image: path of the file to which the last frame was written, or None.
+        image: path of the file that contains the last frame, or None.
     """
 
     source: str
@@ -92,7 +90,7 @@ def examine(
     A live source is read for `seconds` from its first frame. For a file, the first 100 frames are read.
 
     Raises:
-        SourceError: if the source cannot be used. Live sources raise the subclass `LiveError`, with an error code.
+        SourceError: if the source cannot be used. A live source raises its subclass `LiveError`.
         ConfigError: if `hwaccel` or `transport` is not a valid value.
         SinkError: if the image cannot be written.
     """

@@ -22,7 +22,12 @@ from saccade.pipeline.search import Found, Progress, Searched, search_events
 
 @dataclass(slots=True, frozen=True)
 class Search:
-    """The results of a search for events. `snapshot` returns the path or URL of an event's snapshot, by event ID."""
+    """The results of a search for events.
+
+    Attributes:
+        searched: the events that match the text.
+        snapshot: function that converts an event ID to the path or URL of the event's snapshot.
+    """
 
     searched: Searched
     snapshot: Callable[[str], str]
@@ -50,10 +55,10 @@ class Search:
 
 
 def search(folder: Path, text: str, query: EventQuery, settings: RunConfig, progress: Progress) -> Search:
-    """Search the events in a local event store by a text. A model scores their snapshots.
+    """Search the events in a local event store for a text. The model compares the text with the events' snapshots.
 
     Raises:
-        ConfigError: if the store does not exist, or the model does not support the text.
+        ConfigError: if the store does not exist, or the model cannot search for the text.
         EngineError: if the model cannot be used.
     """
     try:
@@ -66,7 +71,7 @@ def search(folder: Path, text: str, query: EventQuery, settings: RunConfig, prog
 
 
 def search_at(url: str, token: str | None, text: str, query: EventQuery, progress: Progress) -> Search:
-    """Search the stored events of a running Saccade by a text. The model of that Saccade scores their snapshots.
+    """Search the stored events of a running Saccade for a text, over its HTTP API.
 
     Raises:
         ConfigError: if no server responds at the URL, or the server rejects the request.

@@ -33,7 +33,7 @@ def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
 
     @server.tool(annotations=_READS)
     async def list_streams() -> list[dict[str, Any]]:
-        """List the video streams: name, health and reason, prompts, and number of detections."""
+        """List the video streams with their name, health, prompts and number of detections."""
         return [summary_of(stream) for stream in await _plain(api.streams())]
 
     @server.tool(annotations=_READS)
@@ -80,7 +80,7 @@ def make_server(api: ApiClient, version: str) -> MCPServer[Any]:
         rule: Annotated[str, Field(description="return only events of this rule")] = "",
         seconds: Annotated[float, Field(gt=0, le=300, description="maximum time to wait, in seconds")] = 60.0,
     ) -> dict[str, Any] | None:
-        """Wait until a rule begins an event, and return the event. Returns null after a timeout."""
+        """Wait until a rule begins an event, and return the event. After a timeout, return null."""
         known = {event["id"] for event in await _plain(api.events(stream=stream, rule=rule, limit="50"))}
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
@@ -102,7 +102,7 @@ async def _plain(work: Awaitable[T]) -> T:
     """Return the result of an API request.
 
     Raises:
-        ToolError: if the request fails. The message is one line for the assistant.
+        ToolError: if the request fails.
     """
     try:
         return await work
