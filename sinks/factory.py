@@ -68,8 +68,10 @@ def open_sink(
 ) -> Sink:
     """Open a sink from the text that a user typed.
 
-    - `out.mp4`: video with overlay; `door-%Y%m%d-%H%M%S.mp4` or `out.mp4?segment=10m`: split into several files.
-    - `out.jsonl`: JSON records; `out.jsonl?max_mb=100&keep=5`: rotated by size; `-`: written to standard output.
+    - `out.mp4`: a video with overlay.
+    - `door-%Y%m%d-%H%M%S.mp4` or `out.mp4?segment=10m`: a video with overlay, split into several files.
+    - `out.jsonl`: JSON records. `out.jsonl?max_mb=100&keep=5` rotates the file at 100 MB.
+    - `-`: JSON records on standard output.
     - `display`: a window.
     - `ws://HOST:PORT`, `wss://…`: a WebSocket server; see `WebSocketSink`.
     - `mqtt://HOST/PREFIX`, `mqtts://…`: an MQTT broker; see `MqttSink`.
@@ -78,8 +80,8 @@ def open_sink(
     Args:
         target: one of the targets above.
         rate: approximate frames per second of the source, for videos.
-        audio_from: media file from which a video sink copies the audio; sinks never overwrite it.
-        listen: function that registers a callback for the audio packets of a live source, see `LiveSource.listen`.
+        audio_from: media file whose audio video sinks copy. Sinks never overwrite this file.
+        listen: registers a callback for the audio packets of a live source, such as `LiveSource.listen`.
 
     Raises:
         SinkError: if the target is unknown or cannot be opened.

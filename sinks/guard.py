@@ -47,8 +47,8 @@ class SinkGuard:
     """Writes to one sink and handles its failures. Thread-safe if the sink is shared.
 
     A failure pauses the sink. While the sink is paused, results are dropped and counted. Writing is retried after a
-    back-off of 0.5 to 30 s. The state is `ok` again after 5 s without a failure. Errors are logged, not raised, except
-    `SinkClosedError` and all errors of a `CallbackSink`.
+    back-off of 0.5 to 30 s. The state is `ok` again after 5 s without a failure. Errors are logged. Only
+    `SinkClosedError` and the errors of a `CallbackSink` are raised.
 
     Args:
         sink: the sink to write to. The caller opens and closes the sink.

@@ -72,8 +72,8 @@ def open_source(
         loss: "hide" drops frames with lost RTP packets; "show" yields them with `Frame.damaged` set.
         tls: server certificates to accept: "verify", "accept" (any) or "sha256:HEX" (one pinned certificate).
         retry: False makes a live source raise `LiveError` at its first failure instead of retrying.
-        check_address: function that is called before each connection, also for redirects, playlists and segments. It
-            receives the URL and the IP addresses of its host, and raises `SourceError` to forbid the connection.
+        check_address: called before each connection with the URL and its host's IP addresses. It raises `SourceError`
+            to forbid the connection.
         paced: True to play the file in real time and in a loop, like a camera.
         largest: whether to choose the ONVIF profile with the largest image, instead of a size that suits the model.
 

@@ -292,7 +292,7 @@ def _grey(values: np.ndarray, *, sixteen_bits: bool) -> np.ndarray:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """Blend the image onto a white background. The stored colour of transparent pixels is often black."""
+    """Blend a transparent image onto a white background."""
     alpha = image.getchannel("A")
     if alpha.getextrema() == (255, 255):
         return image

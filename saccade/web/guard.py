@@ -122,7 +122,6 @@ class Guard:
         return None
 
     def _methods(self, scope: Scope) -> list[str]:
-        """Return the HTTP methods that a path supports."""
         return [method for method in _ALL_METHODS if self._find({**scope, "method": method}) is not None]
 
     def _preflight(self, scope: Scope) -> Response:

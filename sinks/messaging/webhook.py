@@ -235,11 +235,7 @@ class WebhookSink:
                     self._under_way.clear()
 
     def _next(self, running: int) -> tuple[str, Message | None]:
-        """Return a unique ID and the next message to post. The message is None if none can be posted now.
-
-        Args:
-            running: number of requests in progress.
-        """
+        """Return a unique ID and the next message to post. The message is None if none can be posted now."""
         now = time.monotonic()
         with self._lock:
             for stream in self._active.silent(now):

@@ -207,13 +207,7 @@ class PacketRecorder:
         self._write(self._file, self._file.cutter.push(packet))
 
     def _ends(self, file: _OpenFile, packet: CodedPacket, last: CodedPacket | None) -> bool:
-        """Return whether a new file must start at the keyframe `packet`.
-
-        Args:
-            file: file that is being recorded.
-            packet: the keyframe.
-            last: the packet directly before the keyframe, or None.
-        """
+        """Return whether a new file must start at the keyframe `packet`. `last` is the packet before the keyframe."""
         gap = self._after is not None or (last is not None and packet.pts - last.pts > GAP_S * VIDEO_SCALE)
         long = packet.pts - file.began.pts >= self._place.length_s * VIDEO_SCALE
         was_set = abs(time.time() - time.monotonic() - file.wall_offset) > _STEP_S

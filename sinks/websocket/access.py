@@ -41,7 +41,7 @@ class FeedTarget:
         host, port: address to listen on; port 0 selects any free port.
         path: path that clients must request.
         token: token that clients must send; None for no authentication.
-        origins: origins of web pages that may connect, besides pages from a server on this machine; "*" allows any.
+        origins: other origins whose web pages may connect; "*" allows all. Pages of this machine are always allowed.
         max_clients: maximum number of connected clients.
         tls: TLS context with the server's certificate; None for no encryption.
     """
@@ -134,12 +134,9 @@ def _certificate(options: Options, shown: str) -> ssl.SSLContext:
 
 
 def _is_local_page(origin: str) -> bool:
-    """Return whether a web page comes from a server on the browser's own machine. Such a page is trusted.
-
-    Only loopback IP addresses and `localhost` count. Other host names do not, because any name can resolve to a
-    loopback address (DNS rebinding).
-    """
+    """Return whether the host of a web page is `localhost` or a loopback IP address. Such a page is trusted."""
     with suppress(ValueError):
         parts = urlsplit(origin)
+        # No other names, because any name can resolve to a loopback address (DNS rebinding).
         return parts.scheme in ("http", "https") and is_loopback(parts.hostname or "")
     return False

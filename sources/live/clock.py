@@ -37,7 +37,7 @@ class LiveClock:
         """Return the presentation timestamp of a frame, in units of 1/90000 s. The first frame has timestamp 0.
 
         Args:
-            timestamp: the sender's timestamp in the same units; None if the sender states none.
+            timestamp: the sender's timestamp in units of 1/90000 s; None if the sender sends no timestamps.
             at: arrival time of the frame, in seconds on a monotonic clock.
         """
         passed = round((at - self._arrived_at) / LIVE_BASE) if self._arrived_at is not None else 0

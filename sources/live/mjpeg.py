@@ -82,7 +82,7 @@ class JpegSplitter:
             raise NoJpegError
 
     def _find_start(self, now: float) -> bool:
-        """Drop the bytes before the next JPEG image. Return False if no image has started."""
+        """Drop the bytes before the next JPEG image. Return False if there is no image yet."""
         if self._begun_at is not None:
             return True
         at = self._data.find(_START)

@@ -44,12 +44,7 @@ class Pacer:
         return 0.0
 
     def _follow(self, offset: float, taken: float) -> float:
-        """Return the offset of the next frame: its display time minus its timestamp, in seconds.
-
-        Args:
-            offset: offset of the previous frame, in seconds.
-            taken: timestamp of the next frame, in seconds.
-        """
+        """Return the display time of the next frame minus its timestamp, in seconds."""
         step = taken - self._taken
         if not 0 < step <= max(_JUMP_S, _JUMP_STEPS * self._step):
             self._step = step if step > 0 else self._step

@@ -38,7 +38,7 @@ class CodedPacket:
         arrived_at: `time.monotonic()` on arrival, in seconds; the same clock as `Frame.steady_at`.
         key: whether the frame is a keyframe, at which decoding can start.
         display_matrix: the container's display matrix, 9 numbers; None for no rotation.
-        pixel_aspect: pixel width divided by pixel height, from the container; None if the container states none.
+        pixel_aspect: pixel width divided by pixel height, from the container; None if unknown.
         captured_at: capture time in Unix seconds, from the sender's RTCP report; None without a report.
     """
 
@@ -63,7 +63,7 @@ class AudioPacket:
         rate: samples per second.
         channels: number of channels.
         data: the encoded audio; AAC has no ADTS header.
-        pts: presentation timestamp in units of 1/90000 s, on the same clock as the video packets.
+        pts: presentation timestamp in units of 1/90000 s, on the same timeline as the video packets.
         samples: number of samples per channel; 0 if unknown.
     """
 
