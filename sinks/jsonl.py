@@ -41,7 +41,7 @@ class JsonlSink:
         events: whether to write events of rules instead of records of frames.
 
     Raises:
-        SinkError: if the file cannot be written, another process is writing it, or a limit is out of range.
+        SinkError: if the file cannot be written or locked, or a limit is out of range.
     """
 
     shared: ClassVar[bool] = True

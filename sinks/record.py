@@ -108,7 +108,7 @@ def _answer(text: Text) -> dict[str, Any]:
 
 
 def _over_time(found: Box | Spot) -> dict[str, Any]:
-    """Return the track ID, speed and zones of an object as JSON values, or {} if the object is not tracked."""
+    """Return the track ID, speed and zones of an object as JSON values, without those that are unknown."""
     known: dict[str, Any] = {}
     if found.track_id is not None:
         known = {"track_id": found.track_id, "track": found.track_id}  # the latter as in saccade/1

@@ -231,7 +231,7 @@ class _Protocol(H11Protocol):
 
 
 class _Lingering:
-    """A transport whose `close` waits for the rest of the request body, so that the client receives the response."""
+    """A transport that delays `close` while the client sends its request, so that the client gets the response."""
 
     def __init__(self, transport: asyncio.Transport, protocol: _Protocol) -> None:
         self._transport = transport

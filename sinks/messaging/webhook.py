@@ -49,7 +49,7 @@ _RETRY = (408, 425, 429)  # and all from 500
 class WebhookSink:
     """Webhook sink that posts JSON to an `http://` or `https://` address.
 
-    A message is retried if the server is unreachable, busy, or returns an error 5xx. A message is dropped if it is too
+    A message is retried if the server is unreachable or busy, or returns a 5xx error. A message is dropped if it is too
     old, if the queue is full (1000 messages or 16 MB), or if the server rejects it. Drops are counted in the metrics.
 
     Each request has the headers of the Standard Webhooks specification: `webhook-id`, `webhook-timestamp` and, with a
@@ -305,11 +305,7 @@ class WebhookSink:
         return reason, min(float(retry_after), LONGEST_WAIT_S) if re.fullmatch(r"\d{1,9}", retry_after) else 0.0
 
     def _log_status(self, message: str) -> None:
-        """Log the webhook's status if it has changed.
-
-        Args:
-            message: reason for a failure; "" if the webhook works.
-        """
+        """Log the webhook's status if it has changed: the failure `message`, or success if `message` is empty."""
         if message != self._last_message:
             log.log(logging.WARNING if message else logging.INFO, "%s: %s", self._address.shown, message or "works")
             self._last_message = message

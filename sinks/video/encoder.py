@@ -72,7 +72,7 @@ class Backoff:
         return now >= self._at
 
     def failed(self, now: float) -> None:
-        """Record that opening the encoder failed at time `now` in seconds. The next retry delay is twice as long."""
+        """Record that opening the encoder failed at time `now` in seconds, and double the retry delay."""
         self._at = now + min(_RETRY_S * 2**self._failures, _RETRY_MOST_S)
         self._failures = min(self._failures + 1, 16)
 

@@ -115,7 +115,7 @@ def fragment_of(number: int, tracks: Sequence[tuple[int, int, Sequence[Sample]]]
 
     Args:
         number: number of the fragment in its file, from 1.
-        tracks: a tuple per track: its number, the decoding time of its first sample in units of the track, its samples.
+        tracks: (track number, decoding time of the first sample in units of the track, samples) for each track.
     """
     # FFmpeg's muxer is not used, because it decides when to write, and cannot recover from a full disk.
     runs = [(track, start, samples) for track, start, samples in tracks if samples]

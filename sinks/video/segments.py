@@ -88,7 +88,7 @@ class SegmentNames:
 
     @property
     def root(self) -> Path:
-        """The longest leading folder of the path without time placeholders. The folder must exist."""
+        """Folder that contains all files of the recording, such as `rec` for the path `rec/%Y/%H%M.mp4`."""
         parts = Path(self.pattern).parts
         fixed = next(n for n, part in enumerate(parts) if _DIRECTIVE.search(part))
         return Path(*(part.replace("%%", "%") for part in parts[:fixed]))

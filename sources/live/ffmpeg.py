@@ -248,7 +248,7 @@ class FfmpegConnection:
                 self._changed.wait(_WAKE_S)
 
     def _hand_over(self, frame: LiveFrame, *, wait: bool) -> None:
-        """Queue a frame for `read`. If the queue is full, drop the oldest frame, or wait for space if `wait` is True."""
+        """Queue a frame for `read`. If the queue is full, wait for space if `wait` is True, else drop the oldest."""
         with self._changed:
             while wait and len(self._ready) >= _READY and not self._done.is_set() and not self._closed.is_set():
                 self._changed.wait(_WAKE_S)
