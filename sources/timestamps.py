@@ -1,4 +1,4 @@
-"""Makes the timestamps of media files continuous: first those of packets, then those of decoded frames."""
+"""Corrects the timestamps of media files: removes jumps from packets, and makes those of frames strictly increasing."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ _LIMIT = 2**62  # timestamps beyond are garbage, and adding to them would leave 
 
 
 class InputClock:
-    """Removes jumps from the timestamps of a media file, with the same correction for all streams of the file.
+    """Removes jumps from the timestamps of a media file. All streams are shifted alike and stay synchronous.
 
-    - A jump is a decrease by more than 1 s, or an increase by more than 10 s (a day for formats without jumps).
-    - The first stream that jumps is shifted to continue at its previous time. Other streams get the same shift when
-      they jump, so that audio and video stay synchronous.
-    - An increase after which a stream's timestamps match the other streams is a pause, not a jump.
-    - A timestamp far from those of the previous and the next packet is treated as missing.
+    A jump is a decrease by more than 1 s, or an increase by more than 10 s (a day if `jumps` is False). If only one
+    stream increases, this is a pause and not a jump.
 
     Args:
         jumps: whether timestamps of the file format may jump, as in MPEG-TS.
@@ -36,8 +33,8 @@ class InputClock:
         """Add a stream of the file. Return the `StreamClock` that corrects the timestamps of the stream.
 
         Args:
-            base: seconds per unit of the stream's timestamps.
-            step: seconds between two packets, used if packets have no duration; None for one timestamp unit.
+            base: seconds per timestamp unit of the stream.
+            step: duration in seconds of packets that state none; None for one timestamp unit.
 
         Raises:
             ValueError: if `base` or `step` is not positive.
@@ -48,10 +45,10 @@ class InputClock:
 
 
 class StreamClock:
-    """Makes the timestamps of one stream continuous. Packets must come in the file's order.
+    """Removes jumps from the timestamps of one stream. Packets must be passed in the order of the file.
 
     Attributes:
-        shift: number that was added to the last packet's timestamps to remove jumps, in timestamp units.
+        shift: correction that was added to the timestamps of the last packet, in timestamp units.
     """
 
     __slots__ = (
@@ -85,19 +82,19 @@ class StreamClock:
 
     @property
     def end_s(self) -> Fraction | None:
-        """End time of the latest packet in seconds, after removal of jumps; None if unknown."""
+        """End time of the last packet in seconds, in corrected time; None if unknown."""
         return None if self._end is None else self._end * self._base
 
     def place(
         self, pts: int | None, dts: int | None, duration: int | None, following: int | None = None
     ) -> tuple[int | None, int | None]:
-        """Return the next packet's presentation and decoding timestamps (PTS, DTS) on the continuous clock.
+        """Return the corrected presentation and decoding timestamps (PTS, DTS) of a packet.
 
         Args:
             pts: presentation timestamp, or None; any value is allowed.
             dts: decoding timestamp, or None; any value is allowed.
             duration: duration in timestamp units, or None.
-            following: timestamp of the stream's next packet, or None.
+            following: timestamp of the packet that follows in the stream, or None.
 
         Returns:
             PTS and DTS; None for a timestamp that is missing or impossible.
@@ -131,7 +128,7 @@ class StreamClock:
         return _plausible(None if pts is None else pts + self.shift), None if dts is None else placed
 
     def _follow(self, time: int, ahead: int) -> None:
-        """Set the shift of the stream for a packet whose timestamp has jumped.
+        """Shift the stream so that a packet whose timestamp has jumped continues the stream.
 
         Args:
             time: the packet's timestamp.
@@ -149,9 +146,9 @@ class StreamClock:
         return [end for one in self._input.streams if one is not self and (end := one.end_s) is not None]
 
     def _known_shift(self, time: int) -> tuple[int, int] | None:
-        """Return a shift of another stream that makes the timestamps of this stream continuous too; None if none does.
+        """Return a shift that another stream has already used and that fits this stream, or None.
 
-        The result is the number of the other stream's jump, and the shift in timestamp units of this stream.
+        The result is the number of the shift, and the shift in timestamp units of this stream.
         """
         assert self._end is not None
         best: tuple[int, int, int] | None = None
@@ -174,14 +171,11 @@ def _plausible(time: int | None) -> int | None:
 
 
 class Timeline:
-    """Makes the timestamps of decoded frames strictly increasing. Correct timestamps stay unchanged.
-
-    - A missing timestamp is extrapolated from the last known timestamp at the nominal frame rate.
-    - A repeated or decreasing timestamp becomes the previous timestamp plus 1.
+    """Makes the timestamps of decoded frames strictly increasing, and fills in missing timestamps.
 
     Args:
-        step: timestamp units between two frames at the nominal frame rate, positive.
-        first: timestamp to use for a first frame without a timestamp.
+        step: duration of a frame at the nominal frame rate, in timestamp units; positive.
+        first: timestamp of the first frame, if its timestamp is missing.
 
     Raises:
         ValueError: if `step` is not positive.
@@ -198,7 +192,11 @@ class Timeline:
         self._last: int | None = None
 
     def place(self, pts: int | None) -> int:
-        """Return the corrected timestamp of the next frame. `pts` is its original timestamp or None."""
+        """Return the corrected timestamp of the next frame.
+
+        Args:
+            pts: timestamp of the frame, or None if it is missing.
+        """
         last = self._last
         if pts is None:
             placed = self._anchor + round(self._missing * self._step)

@@ -1,7 +1,6 @@
 """URLs of live sources: parsing, stream names, and removal of credentials.
 
-Users often do not percent-encode camera passwords in URLs. The parser guesses the intended URL if a password contains
-@, /, # or a space.
+Passwords in camera URLs often contain unescaped characters such as @, / or #. The parser finds the intended password.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def redact(text: str) -> str:
-    """Remove credentials of URLs, and values of keys such as `password=`, from a text.
+    """Return a text without the credentials in URLs and without values of keys such as `password=`.
 
     Placeholders such as `user:password@host` and `token=…` stay unchanged.
     """
@@ -39,13 +38,11 @@ def redact(text: str) -> str:
 
 
 def split_credentials(rest: str) -> tuple[str, str]:
-    """Split the text after `://` of a URL into credentials ("" for none) and the rest, even with unescaped passwords.
+    """Split the part of a URL after `://` into the credentials ("" for none) and the rest.
 
-    By RFC 3986, the credentials end at the last @ before the path. If no host follows this @, the password contains a /
-    or a space. The credentials then end at the first @ before an IP address or a name with a dot or a port, else at the
-    last @.
+    The password may contain unescaped characters such as @ or /.
     """
-    authority = re.match(r"[^\s/?#]*", rest)
+    authority = re.match(r"[^\s/?#]*", rest)  # by RFC 3986, the credentials end at the last @ in it
     end = authority.end() if authority else 0
     line = rest.partition("\n")[0]
     token = re.match(r"\S*", line)
@@ -66,7 +63,7 @@ def split_credentials(rest: str) -> tuple[str, str]:
 
 
 def _is_certain(text: str, at: int) -> bool:
-    """Return whether a host begins at offset `at`: an IP address, `localhost`, a name with a dot or a port."""
+    """Return whether a host certainly begins at `at`: an IP address, `localhost`, or a name with a dot or port."""
     match = _HOST.match(text, at)
     if match is None:
         return False
@@ -75,7 +72,11 @@ def _is_certain(text: str, at: int) -> bool:
 
 
 def check_port(url: str) -> None:
-    """Raise SourceError if the port in a URL is not a number from 1 to 65535."""
+    """Check the port in a URL.
+
+    Raises:
+        SourceError: if the port is not a number from 1 to 65535.
+    """
     match = _HOST.match(split_credentials(url.partition("://")[2])[1])
     if match and not _is_port(match["port"]):
         raise SourceError(f"{redact(url)}: the port must be a number from 1 to 65535")
@@ -91,7 +92,7 @@ def host_and_port(url: str) -> tuple[str, int | None]:
 
 
 def _is_port(found: str | None) -> bool:
-    """Return whether a port such as ":554" is valid. A missing port (None) is valid."""
+    """Return whether a port such as ":554" is from 1 to 65535, or missing."""
     digits = (found or "").removeprefix(":")
     return not digits or int(digits) in range(1, 65536)
 
@@ -168,12 +169,12 @@ class RtspAddress:
 
     @property
     def with_zone(self) -> str:
-        """The RTSP URL with the zone of its IPv6 address, such as %eth0, for libraries that open the connection."""
+        """The RTSP URL with the zone of a link-local IPv6 address, such as `%eth0`."""
         address, mark, zone = self.host.partition("%")
         return self.url.replace(f"[{address}]", f"[{address}{mark}{zone}]", 1) if mark else self.url
 
     def redirected(self, location: str) -> RtspAddress:
-        """Return the address after a redirect. If the new host is different, the address has no credentials.
+        """Return the address after a redirect. Credentials are kept for the same host, unless the new URL drops TLS.
 
         Raises:
             SourceError: if `location` is malformed.

@@ -17,14 +17,13 @@ _TAG_TIME = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")  # how Matroska writes 
 
 
 class NoVideoError(SourceError):
-    """Raised if a container has no video that can be decoded. The message does not name the file or stream."""
+    """Raised if a container has no video that can be decoded."""
 
 
 def choose_video(container: InputContainer) -> VideoStream:
     """Select the video stream that a player would show, and discard all other streams.
 
-    The rules are those of FFmpeg's `av_find_best_stream`, and also consider the frame size. Streams are compared by
-    these criteria, in this order:
+    Streams are compared by these criteria, in this order:
 
     1. several frames
     2. not for visually or hearing impaired people
@@ -32,7 +31,7 @@ def choose_video(container: InputContainer) -> VideoStream:
     4. number of pixels
     5. bit rate
 
-    The first of equal streams is chosen. Cover art, timed thumbnails and tiles do not count as video.
+    Cover art, timed thumbnails and tiles do not count as video.
 
     Raises:
         NoVideoError: if there is no video stream, or no decoder for it.
@@ -70,10 +69,7 @@ def _rank(stream: VideoStream) -> tuple[int, bool, bool, int, int]:
 
 
 def _movement(stream: VideoStream) -> int:
-    """Rank a stream: 0 for a single frame, 1 for an image codec with an unknown number of frames, 2 for other streams.
-
-    A video track of one frame is often cover art.
-    """
+    """Rank a stream: 0 for a single frame (often cover art), 1 for possibly a single frame, 2 for other streams."""
     count = float(stream.frames)
     rate = float(stream.average_rate or stream.guessed_rate or 0)
     tag = _TAG_TIME.match(stream.metadata.get("DURATION", ""))

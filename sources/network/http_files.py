@@ -1,6 +1,6 @@
 """Opens HTTP files for FFmpeg, including HLS playlists, segments and keys.
 
-FFmpeg's own HTTP client is not used: it cannot apply the user's certificate policy or check IP addresses.
+Unlike FFmpeg's HTTP client, this module applies the user's certificate policy and checks IP addresses.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Place:
 
 
 class _Connection(http.client.HTTPConnection):
-    """An open HTTP connection. `numeric` is the IP address that the connection uses."""
+    """An open HTTP connection. The attribute `numeric` is the server's IP address."""
 
     def __init__(self, place: _Place, dialer: Dialer, timeout_s: float) -> None:
         self._secure, host, port = place.origin
@@ -97,8 +97,8 @@ class HttpFiles:
     """Opens files over HTTP. The files share cookies, credentials and connections.
 
     Attributes:
-        failure: last error of a playlist's file, such as a segment; None without an error. FFmpeg hides such errors.
-        refused: error of a forbidden address or rejected certificate, after which no file is opened; None otherwise.
+        failure: last error of a file that a playlist names, such as a segment; None without an error.
+        refused: error because of a forbidden address or a rejected certificate, or None. No file is opened after it.
 
     Args:
         dialer: opens the connections.
@@ -121,7 +121,7 @@ class HttpFiles:
         self.refused: SourceError | None = None
 
     def open_first(self, url: str) -> HttpFile:
-        """Open the first file. The next call of `open`, which FFmpeg makes, returns the same file.
+        """Open the first file. The next call of `open` returns the same file and ignores its arguments.
 
         Raises:
             LiveError: if the file cannot be opened.
@@ -131,10 +131,10 @@ class HttpFiles:
         return self._first
 
     def open(self, url: str, _flags: int, options: Mapping[str, str]) -> ReadableFile:
-        """Open a file for FFmpeg (PyAV's callback `io_open`). A playlist's file that fails to open is treated as empty.
+        """Open a file for FFmpeg (PyAV's callback `io_open`). Return an empty file if it cannot be opened.
 
         Raises:
-            SourceError: if an address is forbidden or a certificate is rejected. Later calls raise the same error.
+            SourceError: if an address is forbidden or a certificate is rejected, now or in a previous call.
         """
         if self._first is not None:
             first, self._first = self._first, None
@@ -166,7 +166,7 @@ class HttpFiles:
                     socket.socket.shutdown(connection.opened, socket.SHUT_RDWR)
 
     def free(self) -> None:
-        """Close all connections. No other thread may still be reading."""
+        """Close all connections. Call this only when no thread reads from a file."""
         self.close()
         for connection in list(self._connections):
             self.discard(connection)
@@ -300,7 +300,7 @@ class HttpFile:
         files: opens the connections.
         url: URL of the file.
         begin, end: byte range to read; up to the end of the file if `end` is 0.
-        nested: whether a failed connection is treated as the end of the file. If False, it raises `LiveError`.
+        nested: whether a playlist names the file. A failed read then ends the file instead of raising `LiveError`.
 
     Raises:
         LiveError: if the file cannot be opened.
@@ -348,15 +348,14 @@ class HttpFile:
         return True
 
     def seekable(self) -> bool:
-        """Return whether `seek` is possible: the server supports range requests, or the file is a small MP4.
-
-        A small MP4 can be downloaded again. Most cameras write the index of an MP4 at its end, so reading it requires a
-        seek.
-        """
+        """Return whether the file supports `seek`: the server accepts range requests, or the file is a small MP4."""
         if self._text is not None or self._length is None:
             return self._text is not None
-        return self._seekable or (
-            not self._nested and self._length <= _MAX_DISCARDED and self.peek(_HEAD)[4:8] == b"ftyp"
+        return (
+            self._seekable
+            or (  # an MP4 often has its index at the end; a small one is simply downloaded again
+                not self._nested and self._length <= _MAX_DISCARDED and self.peek(_HEAD)[4:8] == b"ftyp"
+            )
         )
 
     def read(self, size: int) -> bytes:
@@ -390,7 +389,7 @@ class HttpFile:
         return data
 
     def peek(self, size: int) -> bytes:
-        """Return up to `size` first bytes without consuming them; b"" only for an empty file. Call it before `read`.
+        """Return the first bytes of the file without consuming them, at most `size`. Call it before `read`.
 
         Raises:
             LiveError: if the connection fails.
@@ -428,7 +427,7 @@ class HttpFile:
             self._files.discard(self._connection)
 
     def _move(self) -> None:
-        """Continue the download at the position of the next read, by skipping some bytes or sending a new request."""
+        """Move to the position of the next read, by skipping bytes of the response or by sending a new request."""
         ahead = self._wanted - self._at
         if 0 < ahead <= _SKIPPED:
             self._skip(ahead, _SKIPPED)
@@ -525,7 +524,7 @@ def _joined(base: str, address: str) -> str:
 
 
 def _with_whole_addresses(playlist: bytes, url: str) -> bytes:
-    """Make the URLs in an HLS playlist absolute. FFmpeg would resolve them against the URL before redirects."""
+    """Replace the relative URLs in an HLS playlist with absolute URLs. `url` is the URL of the playlist."""
     lines = []
     for line in playlist.decode("utf-8", "surrogateescape").splitlines():
         if line.startswith("#"):

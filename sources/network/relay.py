@@ -1,6 +1,6 @@
 """Local TLS relay: accepts plaintext connections on 127.0.0.1 and forwards them to a server over TLS.
 
-The relay applies the user's certificate policy for libraries that cannot, such as FFmpeg.
+The relay applies the user's certificate policy. Libraries such as FFmpeg cannot apply it themselves.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Relay:
             self._first.close()
 
     def _carry(self, local: socket.socket) -> None:
-        """Forward one local connection until the client or the remote server closes it."""
+        """Forward a local connection to the server until one of them closes it."""
         with local, suppress(SourceError, OSError):  # the library sees an error as the end of its connection
             server, self._first = self._first or self._connect(), None
             try:

@@ -20,7 +20,7 @@ class TlsPolicy:
 
     Attributes:
         verify: whether the certificate must be trusted and match the host.
-        fingerprint: SHA-256 of the only accepted certificate, 64 hexadecimal digits; None for any certificate.
+        fingerprint: SHA-256 of the only accepted certificate, 64 hexadecimal digits; None to pin no certificate.
     """
 
     verify: bool = True
@@ -43,7 +43,7 @@ class TlsPolicy:
         return cls(verify=False, fingerprint=digits)
 
     def context(self) -> ssl.SSLContext:
-        """Create the SSL context for the TLS handshake. Pinned certificates are compared later, by `check`."""
+        """Create the SSL context for the TLS handshake. A pinned certificate is compared afterwards, by `check`."""
         context = ssl.create_default_context()
         if not self.verify:
             context.check_hostname = False

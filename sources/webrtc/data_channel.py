@@ -24,8 +24,6 @@ _REPLIES = 256 * 1024  # bytes queued: a peer that never reads gets no more repl
 class Messages:
     """Text messages over the data channel of one WebRTC peer. Without an open channel, messages are discarded.
 
-    Create the object on the connection's event loop.
-
     Attributes:
         answer: function that is called on the event loop with each incoming text, and returns the reply or None. Must
             not block.
@@ -49,7 +47,7 @@ class Messages:
         connection.on("datachannel", self._opened)
 
     def send(self, text: str) -> None:
-        """Queue `text` for sending, in place of an earlier text that is still unsent. Thread-safe; does not block."""
+        """Send `text` soon. It replaces a text that has not been sent yet. Thread-safe; does not block."""
         self._newest.append(text)
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended, and the peer with it

@@ -101,8 +101,7 @@ class _PublisherLink(Link):
 class WebRtcListener(LiveSource):
     """A source that waits for WebRTC publishers (WHIP). A new publisher replaces the current one.
 
-    The source ends only when closed. Timestamps continue across publishers. The server runs in a separate thread until
-    `close`.
+    The source ends only when closed. After a new publisher has connected, timestamps continue to increase.
 
     Args:
         target: the address that the user typed.

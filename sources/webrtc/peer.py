@@ -1,7 +1,7 @@
 """Base class of a WebRTC peer: an aiortc connection that answers an SDP offer and closes if the peer is silent.
 
 The subclass in `saccade.sources.webrtc.publisher` receives video; the subclass in `saccade.pipeline.api.whep_peer`
-sends video. Only these three modules use private attributes of aiortc.
+sends video.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _CONNECT = "_RTCPeerConnection__connect"
 class OfferError(Exception):
     """Raised if an SDP offer cannot be accepted. The message is one line for the client.
 
-    `understood` is True if the offer is valid SDP but its content is unsupported.
+    Attributes:
+        understood: whether the offer is valid SDP, but requires something unsupported.
     """
 
     def __init__(self, message: str, *, understood: bool = False) -> None:
@@ -94,7 +95,7 @@ class Peer(ABC):
         self.answer = ""
 
     async def accept(self, offer: str) -> None:
-        """Answer an SDP offer. If this fails, the connection is closed.
+        """Answer an SDP offer, or close the connection if the offer cannot be answered.
 
         Raises:
             OfferError: if the offer is not SDP, or its content is unsupported.
@@ -148,7 +149,7 @@ class Peer(ABC):
             self._closing = asyncio.create_task(self._close())
 
     def _call_soon(self, call: Callable[[], None]) -> None:
-        """Schedule a function on the event loop. Thread-safe."""
+        """Call a function soon on the event loop of the connection. Thread-safe."""
         with suppress(RuntimeError):  # the loop has ended, and every peer with it
             self._loop.call_soon_threadsafe(call)
 
@@ -157,17 +158,17 @@ class Peer(ABC):
         self._heard_at = time.monotonic()
 
     def _take_report(self, packet: object) -> None:
-        """Process an incoming RTCP packet, before aiortc processes the packet."""
+        """Handle an incoming RTCP packet. aiortc processes the packet afterwards."""
         self._mark_heard()
 
     def _replace(self, part: object, name: str, ours: object) -> Any:
-        """Replace a private attribute of an aiortc object until the peer is closed. Return its original value."""
+        """Replace an attribute of an aiortc object until the peer is closed. Return the original value."""
         theirs = replace_private(part, name, ours)
         self._replaced.append((part, name, theirs))
         return theirs
 
     def _intercept_rtcp(self, end: RTCRtpReceiver | RTCRtpSender) -> None:
-        """Make aiortc pass each RTCP packet to `_take_report` before it processes the packet."""
+        """Pass each incoming RTCP packet to `_take_report` first, and then to aiortc."""
 
         async def handle_rtcp(packet: object) -> None:
             self._take_report(packet)
@@ -176,10 +177,7 @@ class Peer(ABC):
         handle: Callable[[object], Coroutine[Any, Any, None]] = self._replace(end, "_handle_rtcp_packet", handle_rtcp)
 
     def _expect_early_close(self) -> None:
-        """Suppress aiortc's error if the connection is closed while aiortc is connecting.
-
-        aiortc connects in a background task. Python would log the error of this task as "never retrieved".
-        """
+        """Ignore the error of aiortc's background task if the connection is closed before it is established."""
         connection = self._connection
 
         async def connect_unless_closed() -> None:
@@ -196,11 +194,8 @@ class Peer(ABC):
             self._begin_close()
 
     async def _watch_silence(self) -> None:
-        """Close the peer if it sends nothing, or does not connect, for `silence_s` seconds.
-
-        Browsers send an RTCP report every second. A killed browser sends no RTCP BYE, and ICE would detect this only
-        after 30 s or more.
-        """
+        """Close the peer if no data arrives from it for `silence_s` seconds, or if it does not connect in this time."""
+        # Browsers send RTCP every second. A killed browser sends no BYE, and ICE would notice after 30 s or more.
         while (quiet := time.monotonic() - self._heard_at) < self._settings.silence_s:
             await asyncio.sleep(self._settings.silence_s - quiet)
         self._begin_close()
@@ -215,7 +210,7 @@ class Peer(ABC):
 
 
 def replace_private(part: object, name: str, ours: object) -> Any:
-    """Replace a private attribute of an aiortc object and return the original.
+    """Replace an attribute of an aiortc object. Return the original value.
 
     Raises:
         SourceError: if this version of aiortc has no such attribute.
@@ -228,10 +223,7 @@ def replace_private(part: object, name: str, ours: object) -> Any:
 
 
 def checked_offer(offer: str) -> str:
-    """Return the SDP offer with at most 32 ICE candidates, without candidates that have host names.
-
-    Host names are never resolved. Browsers with `.local` names are still found by ICE connectivity checks. The
-    end-of-candidates line is removed too, because ICE would fail without candidates.
+    """Return the SDP offer with at most 32 ICE candidates, and without candidates that have host names.
 
     Raises:
         OfferError: if the offer is not SDP, has too many media sections, or has no DTLS fingerprint.
@@ -249,7 +241,7 @@ def checked_offer(offer: str) -> str:
             candidates += 1
             if candidates > _MAX_CANDIDATES or not _has_address(line):
                 continue
-        if line != "a=end-of-candidates":
+        if line != "a=end-of-candidates":  # with this line, ICE would fail if no candidate is left
             kept.append(line)
     return "\r\n".join(kept) + "\r\n"
 
@@ -262,11 +254,11 @@ def _has_address(candidate: str) -> bool:
 
 
 def choose_addresses(transceiver: RTCRtpTransceiver, hosts: Sequence[str] | None) -> None:
-    """Set the IP addresses for ICE host candidates, before they are gathered.
+    """Set the IP addresses that a connection offers as ICE host candidates. Call this before candidates are gathered.
 
     Args:
-        transceiver: transceiver that will use the addresses.
-        hosts: IP addresses; None for all interfaces and loopback, which aioice omits by default.
+        transceiver: a media transceiver of the connection.
+        hosts: IP addresses; None for those of all interfaces, including loopback.
     """
     gathering: Any = transceiver.receiver.transport.transport.iceGatherer._connection
     gather = gathering.get_component_candidates

@@ -64,10 +64,10 @@ class PublisherPeer(Peer):
         self.video.heard(self._heard_at)
 
     def _take(self, packet: AiortcPacket) -> tuple[bool, None]:
-        """Process an RTP packet, in place of the method `add` of aiortc's jitter buffer.
+        """Process an RTP packet. This method replaces the method `add` of aiortc's jitter buffer.
 
         Returns:
-            Whether aiortc must request a keyframe; and None, because aiortc must not decode the frame.
+            (request a keyframe, frame for aiortc to decode). The frame is always None.
         """
         self._mark_heard()
         ours = RtpPacket(

@@ -145,7 +145,7 @@ def ice_server(text: str) -> RTCIceServer:
 
 
 def link_of(server: RTCIceServer) -> str:
-    """Return the HTTP `Link` header (RFC 9725) that names an ICE server and all its addresses."""
+    """Return the value of an HTTP `Link` header (RFC 9725) with the URLs of an ICE server."""
     secret = f'; username="{server.username}"; credential="{server.credential}"; credential-type="password"'
     return ", ".join(f'<{url}>; rel="ice-server"{secret if server.username else ""}' for url in _urls(server))
 

@@ -1,6 +1,6 @@
 """Video of one WebRTC peer: assembles RTP packets into frames, decodes them and returns the newest decoded frame.
 
-Decoding runs in a separate thread, because the decoder needs all frames, even if the reader of the source skips some.
+Decoding runs in a separate thread, so that every frame is decoded even if the reader is slow and skips frames.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _ASK_AGAIN_S = 0.5  # between two requests for a keyframe; the sender needs a ro
 class WebRtcConnection:
     """Decoded video of one WebRTC peer. The network thread passes RTP packets to `take`.
 
-    Frames with missing data or missing reference frames are not returned. If decoding is too slow, `CodedQueue` drops
-    frames up to a keyframe. `read` returns only the newest frame, so a slow reader skips frames.
+    Frames with missing data or missing reference frames are not returned. `read` returns only the newest frame, so a
+    slow reader skips frames.
 
     Args:
         codecs: codec name in the SDP for each RTP payload type.
@@ -107,7 +107,7 @@ class WebRtcConnection:
         self._report = report
 
     def asks_for_key_frame(self, now: float) -> bool:
-        """Return whether to request a keyframe at time `now` in seconds; True at most every 0.5 s."""
+        """Return whether to request a keyframe from the sender at time `now`; at most one request per 0.5 s."""
         with self._changed:
             needs_key = self._units.needs_key or self._queue.needs_key
             if not needs_key or now - self._asked_at < _ASK_AGAIN_S:
@@ -129,37 +129,37 @@ class WebRtcConnection:
 
     @property
     def rate(self) -> Fraction | None:
-        """Nominal frame rate; always None, because WebRTC has no fixed frame rate."""
+        """Nominal frame rate: always None, because WebRTC does not state it."""
         return None
 
     @property
     def heard_at(self) -> float:
-        """`time.monotonic()` in seconds when an RTP packet or an RTCP report last arrived."""
+        """Arrival time of the last RTP packet or RTCP report, in seconds of `time.monotonic()`."""
         return self._heard_at
 
     @property
     def media_at(self) -> float:
-        """`time.monotonic()` in seconds when an RTP packet or RTCP report last arrived; equal to `heard_at`."""
+        """Arrival time of the last RTP packet or RTCP report, in seconds of `time.monotonic()`."""
         return self._heard_at
 
     @property
     def damaged(self) -> int:
-        """Number of lost or malformed packets, plus the number of frames that could not be decoded."""
+        """Number of errors: lost or malformed packets, and frames that could not be decoded."""
         malformed = sum(units.damaged_packets for units in self._depacketizers.values())
         return self._reorder.lost + malformed + self._undecodable
 
     @property
     def stats(self) -> StreamStats | None:
-        """Packet statistics; always None, because only RTSP connections provide them."""
+        """Packet statistics: always None, because they are collected only for RTSP."""
         return None
 
     def read(self, timeout_s: float) -> LiveFrame | None:
-        """Return the newest unread frame; None if none arrives within `timeout_s` seconds.
+        """Return the newest unread frame, or None if none arrives within `timeout_s` seconds.
 
         Raises:
-            StreamEndedError: if the peer has left and cannot reconnect (`final`).
-            LiveError: if the peer has left and can reconnect.
-            SourceError: if the required GPU cannot decode.
+            StreamEndedError: if the peer has left for good.
+            LiveError: if the peer has left, but may reconnect.
+            SourceError: if decoding on a GPU is required and unavailable.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._newest is not None or self._closed or self._error, timeout_s)
@@ -171,7 +171,7 @@ class WebRtcConnection:
             return newest
 
     def close(self) -> None:
-        """Stop decoding and close the connection to the peer. Thread-safe; may be called more than once."""
+        """Stop decoding, and close the connection to the WebRTC peer. Thread-safe; may be called more than once."""
         with self._changed:
             if self._closed:
                 return

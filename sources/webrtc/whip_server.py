@@ -1,9 +1,9 @@
-"""WHIP server (RFC 9725) that receives WebRTC video, as routes for any ASGI application. Also accepts JSON offers.
+"""WHIP server (RFC 9725) that receives WebRTC video, as routes for any ASGI application.
 
     server = WebRtcServer(on_source=start_a_run)
     application = Guard(server.routes(), HttpAuth(token))
 
-Each accepted peer becomes a `WebRtcSource`. All code runs on the application's event loop. Passwords and SDP are never
+Each publisher becomes a `WebRtcSource`, which is passed to the function `on_source`. Passwords and SDP are never
 logged.
 """
 
@@ -38,14 +38,13 @@ class WebRtcServer(Signaling[PublisherPeer]):
         on_source: called on the event loop with the source of each accepted peer; must not block.
         ice_servers, media_hosts, silence_s: see `Signaling`.
         max_peers: maximum number of connected peers.
-        replace: whether a new peer replaces the oldest peer if `max_peers` are connected; otherwise the new peer is
-            rejected.
+        replace: if `max_peers` are connected, whether a new peer replaces the oldest peer instead of being rejected.
         vid_stride: yield every `vid_stride`-th frame.
         hwaccel: for H.264, "auto" to use a GPU if there is one, "cuda" to require a GPU, "none" for the CPU.
 
     Raises:
         ValueError: if the address of an ICE server is malformed.
-        SourceError: if the required GPU cannot decode.
+        SourceError: if decoding on a GPU is required and unavailable.
     """
 
     activity = "peers are connected"
@@ -83,8 +82,7 @@ class WebRtcServer(Signaling[PublisherPeer]):
     def routes(self, path: str = "/whip", offer_path: str = "/offer") -> list[Route]:
         """Return the HTTP routes: WHIP at `path`, session URLs below `path`, and SDP offers as JSON at `offer_path`.
 
-        The query `?stream=door` names the stream. Other HTTP methods, including PATCH, get status 405, as RFC 9725
-        requires of a server without trickle ICE.
+        The query `?stream=door` names the stream.
         """
         return [*self.session_routes(path), Route(offer_path, self.offer, methods=["POST"])]
 
