@@ -1,4 +1,4 @@
-"""Routes for stored events, their media files, and false alarms. Blocking reads of the event store run in threads."""
+"""Routes for stored events, their media files, and false alarms."""
 
 from __future__ import annotations
 

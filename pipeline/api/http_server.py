@@ -165,7 +165,7 @@ async def _docs_file(name: Literal["swagger-ui-bundle.js", "swagger-ui.css"]) ->
 
 
 def schema_of(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI schema of an application, without fields that only the documentation uses."""
+    """Return the OpenAPI schema of an application, without the metadata of command-line flags."""
     schema = app.openapi()
     schema.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     schema["security"] = [{"token": []}, {}]

@@ -63,7 +63,7 @@ class Settings(NullIsUnset):
 
 
 class Asked(NullIsUnset):
-    """The fields that all requests to the model have."""
+    """The common fields of all requests to the model."""
 
     settings: Settings | None = None
     stream: bool = False

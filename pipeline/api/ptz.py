@@ -73,8 +73,8 @@ async def _answer(calls: PtzCalls, call: Callable[..., T], *given: str) -> T:
     """Send a request to a camera, and return the camera's answer.
 
     Raises:
-        HttpError: with status 404 without PTZ support or for an unknown preset, 502 if the request fails, 504 after a
-            timeout.
+        HttpError: with status 404 if the camera does not support PTZ or does not know the preset, 502 if the request
+            fails, 504 after a timeout.
     """
     try:
         return await calls.ask(call, *given)

@@ -160,7 +160,12 @@ class _BoundedRequest(Request):
 
 @contextmanager
 def bad_values(status: int, about: str = "") -> Iterator[None]:
-    """Convert a ValueError to an HttpError with this status. `about` is the start of the error message."""
+    """Convert a ValueError in the `with` block to an HttpError.
+
+    Args:
+        status: HTTP status of the error.
+        about: start of the error message.
+    """
     try:
         yield
     except ValueError as error:

@@ -82,7 +82,7 @@ class BubbleBench(Measurement):
 
     Attributes:
         model, device, dtype: name of the model, device and data type.
-        conf: score threshold at which answers have the requested mean number of objects.
+        conf: score threshold of the detections.
         rows: results for each number of streams.
     """
 

@@ -110,5 +110,5 @@ def distinct_images(size: tuple[int, int]) -> list[RgbImage]:
 
 
 def person_task(objects: int | None) -> Detect:
-    """Return a task that detects `objects` persons per image. If `objects` is None, the model decides on the number."""
+    """Return a task that detects persons, with a fixed number of objects per image if `objects` is given."""
     return Detect("person") if objects is None else Detect("person", objects, conf=0.0)

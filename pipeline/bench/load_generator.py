@@ -125,7 +125,7 @@ class Measured:
 
     @property
     def useful_steps(self) -> float:
-        """The mean number of decode steps per answer. Steps after the end of an answer are not counted."""
+        """The mean number of decode steps per answer, until the end of the answer."""
         return (self.rows - self.zombies) / self.answers
 
     @property

@@ -159,7 +159,7 @@ class ApiClient:
 
 
 async def _read(response: httpx.Response) -> bytes:
-    """Read the body of a response, but not much more than the size limit."""
+    """Read the body of a response. A body over the size limit is truncated."""
     data = b""
     async for part in response.aiter_bytes():
         data += part

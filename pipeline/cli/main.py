@@ -357,9 +357,9 @@ def golden(
         ),
     ] = None,
 ) -> int:
-    """Compare the engine's results with the results of a reference implementation. The exit code is 1 if they differ.
+    """Compare the engine's results with the results of a reference implementation.
 
-    In float32, the answers must be equal. In other dtypes, the differences are only listed.
+    In float32, the exit code is 1 if the results differ. In other dtypes, the differences are only listed.
     """
     from saccade.engine.golden.check import check, require_folder
     from saccade.pipeline.cli.formatting import golden_table

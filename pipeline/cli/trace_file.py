@@ -1,4 +1,4 @@
-"""The option `saccade run --trace`: writes a timeline of the engine that https://ui.perfetto.dev can show."""
+"""The option `saccade run --trace`: writes a timeline of the engine for the viewer https://ui.perfetto.dev."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration of a run: the models of all settings (`run`, `stream`), and the YAML file (`file`, `edit`)."""
+"""The settings of a run (`run`, `stream`), and the YAML file that contains them (`file`, `edit`)."""
 
 from saccade.pipeline.config.http import parse_place
 from saccade.pipeline.config.prompts import Changes, Prompts, ShareSettings

@@ -1,7 +1,6 @@
-"""Reads a configuration from a YAML file. Command-line values override the file. Also reads a list of rules.
+"""Reads a configuration or a list of rules from YAML. Command-line values override the values of a configuration.
 
-Every error message is one line that names the file, line and key, or the flag. It never contains a value that can be
-secret.
+An error message names the position in the file or the command-line flag. It never contains a secret.
 """
 
 from __future__ import annotations
@@ -202,7 +201,7 @@ def read_config_text(path: Path) -> str:
 
 
 def _read_yaml(path: Path, text: str) -> tuple[dict[str, Any], Places]:
-    """Parse the text of a YAML file. Return its values, and the line and column of each key and list item, by path."""
+    """Parse the text of a YAML file. Return its values, and the line and column of each key and list item."""
     try:
         values, places = _parse(text)
     except TextError as error:

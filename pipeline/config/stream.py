@@ -156,7 +156,7 @@ class StreamConfig(AnalyticsSettings, EventSettings, ShareSettings, Prompts):
 
 
 class ListedStream(StreamConfig):
-    """The settings of one stream in the list `streams` of a configuration, including outputs for this stream only."""
+    """The settings of one stream in the list `streams` of a configuration. `sinks` are outputs of this stream only."""
 
     sinks: list[FileText] = setting(
         [], "Outputs that only this stream uses, in addition to the outputs of all streams."

@@ -10,7 +10,7 @@ from saccade.pipeline.config.yaml_text import key_lines
 
 
 def shown_stream(stream: ListedStream) -> dict[str, Any]:
-    """Return the settings of a stream that are not null, as plain values. Credentials in URLs are removed."""
+    """Return the settings of a stream that are not null, without credentials."""
     from saccade.sources import redact  # its package imports FFmpeg
 
     shown: dict[str, Any] = {"name": stream.name, "source": redact(stream.source)}

@@ -1,1 +1,1 @@
-"""Controls a run: stores which streams are desired, and starts, changes and stops streams to match."""
+"""Starts, changes and stops the streams of a run."""

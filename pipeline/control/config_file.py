@@ -19,9 +19,6 @@ _LOOK_S = 1.0
 class ConfigFile:
     """A configuration file. Command-line values override values in the file.
 
-    Attributes:
-        path: path of the file.
-
     Args:
         path: path of the file.
         overrides: values from the command line, by key.
@@ -67,7 +64,7 @@ class ConfigFile:
         return not self._overrides.keys() & {"source", "streams"}
 
     def load(self) -> RunConfig:
-        """Load the configuration file and apply the command-line values.
+        """Load the configuration file, and override its values with the command-line values.
 
         Raises:
             ConfigError: if the file cannot be read or is invalid.
@@ -76,7 +73,7 @@ class ConfigFile:
         return load(self.path, self._overrides)
 
     def parse(self, text: str) -> RunConfig:
-        """Parse text in the format of the configuration file, and apply the command-line values.
+        """Parse text in the format of the configuration file, and override its values with the command-line values.
 
         Raises:
             ConfigError: if the text is invalid.

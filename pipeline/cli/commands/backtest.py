@@ -145,7 +145,7 @@ def _stride_of(video: str) -> int:
 
 
 def _seconds_of(run: Run, vid_stride: int) -> float:
-    """Return the duration of the processed video in seconds, including frames that a motion gate dropped."""
+    """Return the duration of a processed video, in seconds."""
     rate = run.source.info.average_rate
     return float(run.report().read * vid_stride / rate) if rate else 0.0
 

@@ -22,7 +22,7 @@ def run_demo(config: RunConfig, host: str, port: int, *, self_sign: bool = False
 
     Args:
         config: model, initial prompts, initial streams and token.
-        host: address to listen on. If other machines can connect to it and no token is set, a token is generated.
+        host: address to listen on. For a public address without a token, a token is generated.
         port: port to listen on; 0 for any free port.
         self_sign: whether to serve TLS with a self-signed certificate if the configuration has no certificate.
         browser: whether to open the page in a browser if standard output is a terminal.
@@ -52,6 +52,6 @@ def run_demo(config: RunConfig, host: str, port: int, *, self_sign: bool = False
 
 
 def as_cameras(config: RunConfig) -> RunConfig:
-    """Return the configuration with `loop` set for each video file, so that it plays endlessly, like a camera."""
+    """Return a copy of the configuration in which all video files play endlessly, like cameras."""
     resolved = config.resolved()
     return resolved.with_streams(stream.model_copy(update={"loop": True}) for stream in resolved.streams)

@@ -73,7 +73,7 @@ def draft(sentence: str, zones: Collection[str] = (), lines: Collection[str] = (
 
 
 def draft_text(rule: RuleSettings, zones: Collection[str], lines: Collection[str]) -> str:
-    """Return a rule as YAML, with a comment if its zone or line must still be drawn."""
+    """Return a rule as YAML. If its zone or line does not exist yet, add a comment."""
     place, kind = rule.condition.place, "line" if rule.condition.kind == "crosses" else "zone"
     missing = place is not None and place not in (lines if kind == "line" else zones)
     note = f"# Draw the {kind} '{place}' first; it does not exist yet.\n" if missing else ""

@@ -14,7 +14,7 @@ def check(path: Path) -> str:
     """Check the rules of a configuration file, and return one line per rule. The file needs no source.
 
     Raises:
-        ConfigError: if a rule is invalid. The message has line, column and the expected input.
+        ConfigError: if a rule is invalid. The message contains the line and column of the error.
         EngineError: if a rule names a label that the model does not know.
     """
     lines = []
