@@ -1,6 +1,6 @@
 """Number of CPUs that this process may use, limited by its CPU affinity and its container's CPU quota.
 
-`docker run --cpus 2` sets such a quota. `os.cpu_count` ignores it, and a process that exceeds it is throttled.
+`os.cpu_count` ignores the CPU quota of a container, such as that of `docker run --cpus 2`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""File locks that allow one writer per file, so that another process cannot truncate or replace the file."""
+"""File locks: a process cannot truncate or replace a file that another process is writing."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def check_standard_output() -> None:
     """Check that records can be written to standard output.
 
     Raises:
-        SinkError: if standard output is closed or accepts no bytes.
+        SinkError: if standard output is closed or not writable.
     """
     if getattr(sys.stdout, "buffer", None) is None:
         raise SinkError("cannot write standard output: it is closed; name a file instead of -")

@@ -39,7 +39,7 @@ def redact_target(text: str) -> str:
 class Options:
     """The options of a sink's target, in the form `name=value&name=value`.
 
-    Each method reads one option by name. Finally, `reject_unknown` rejects all other options.
+    Each method reads one option by name. Call `reject_unknown` last: it rejects all options that were not read.
 
     Args:
         text: options of the target, without the leading `?` or `#`.

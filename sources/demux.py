@@ -68,7 +68,7 @@ class FileDemuxer:
         """Yield the packets of all streams, and at the end one empty packet per stream to flush its decoder.
 
         Args:
-            damaged: callback that is called for each part of the file that cannot be read; None for none.
+            damaged: called for each part of the file that cannot be read; None to ignore damage.
             closed: event; setting it ends the iteration.
         """
         packets, failures = self._container.demux(*self._streams), 0

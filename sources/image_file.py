@@ -275,7 +275,7 @@ def _to_rgb(image: Image.Image) -> RgbImage:
 
 
 def _grey(values: np.ndarray, *, sixteen_bits: bool) -> np.ndarray:
-    """Convert greyscale values of another dtype to uint8.
+    """Convert greyscale values of other dtypes to uint8.
 
     16-bit integers are divided by 256. Floats from 0 to 1 are multiplied by 255. Other values are scaled so that the
     minimum becomes 0 and the maximum 255.

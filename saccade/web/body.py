@@ -21,7 +21,7 @@ def content_type(request: Request) -> str:
 
 
 def require_type(request: Request, kind: str, what: str) -> None:
-    """Raise HttpError 415 if a request's body has another media type.
+    """Raise HttpError 415 if the media type of a request's body is not `kind`.
 
     Args:
         request: the request.
@@ -96,7 +96,7 @@ def parse_json(text: str) -> Any:
     """Parse a client's JSON text.
 
     Raises:
-        ValueError: if the text is not JSON, or contains half of a surrogate pair, which UTF-8 cannot encode.
+        ValueError: if the text is not JSON, or contains a lone surrogate.
         RecursionError: if the text is nested too deeply.
     """
     value = json.loads(text)

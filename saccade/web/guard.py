@@ -29,7 +29,7 @@ _ALL_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 class Guard:
-    """An ASGI application that checks origin and token of each request before its handler runs.
+    """An ASGI application that checks the origin and the token of each request before a handler runs.
 
     Attributes:
         routes: served routes.
@@ -100,7 +100,7 @@ class Guard:
         self.auth.authorize(request)  # before status 404 is sent, so that nobody can probe for routes without a token
 
     def known(self, error: Exception) -> HttpError | None:
-        """Convert an expected exception of a handler to an HTTP error. Return None for other exceptions."""
+        """Convert an exception of a request handler to an HTTP error. Return None for unexpected exceptions."""
         return None
 
     def error(self, request: Request, status: int, line: str, headers: Any) -> Response:

@@ -35,20 +35,20 @@ class Topics:
         return f"{self._prefix}/{_level(stream)}/{_RECORD}"
 
     def count(self, stream: str, label: str) -> str:
-        """Return the MQTT topic that counts the objects of one label in a stream."""
+        """Return the MQTT topic for the number of objects of one label in a stream."""
         level = _level(label)
         return f"{self._prefix}/{_level(stream)}/{level}{'_' if level in (_AVAILABLE, _RECORD) else ''}"
 
     def zone(self, stream: str, zone: str, label: str) -> str:
-        """Return the MQTT topic that counts the objects of one label in a zone."""
+        """Return the MQTT topic for the number of objects of one label in a zone."""
         return f"{self._prefix}/{_level(stream)}/zones/{_level(zone)}/{_level(label)}"
 
     def line(self, stream: str, line: str, label: str, direction: str) -> str:
-        """Return the MQTT topic that counts the crossings of a line, for one label and one direction."""
+        """Return the MQTT topic for the number of crossings of a line, for one label and one direction."""
         return f"{self._prefix}/{_level(stream)}/lines/{_level(line)}/{_level(label)}/{direction}"
 
     def rule(self, stream: str, rule: str) -> str:
-        """Return the MQTT topic that states whether an event of a rule is open (ON or OFF)."""
+        """Return the MQTT topic for the state of a rule: ON while an event of the rule is open, else OFF."""
         return f"{self._prefix}/{_level(stream)}/rules/{_level(rule)}"
 
     def all_of(self, stream: str) -> str:

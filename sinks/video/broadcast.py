@@ -41,7 +41,7 @@ class View:
         drawn: whether the overlay is drawn.
         codec: video codec, "H264" or "VP8".
         width: width in pixels of a smaller video; None for the stream's own width.
-        halvings: how many times the bit rate is halved, for a viewer with a slow connection.
+        halvings: number n, for the full bit rate divided by 2 ** n.
     """
 
     drawn: bool = True

@@ -1,4 +1,4 @@
-"""Segments of a recording: when a new file starts, and its name."""
+"""Decides when a recording starts a new file (segment), and names the files."""
 
 from __future__ import annotations
 

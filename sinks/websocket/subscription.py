@@ -30,7 +30,7 @@ class Subscription:
         return self.streams is None or stream in self.streams
 
     def as_json(self) -> dict[str, Any]:
-        """Return the subscription as JSON values, in the format of a client's message."""
+        """Return the subscription as JSON values, as in the message that a client sends to subscribe."""
         return {"subscribe": "all" if self.streams is None else sorted(self.streams), "mode": self.mode}
 
     @classmethod

@@ -71,7 +71,7 @@ class LiveConnection(Protocol):
 
     @property
     def rate(self) -> Fraction | None:
-        """Frame rate that the sender states, in frames per second; None if not stated."""
+        """Frame rate that the stream declares, in frames per second, or None."""
         ...
 
     @property

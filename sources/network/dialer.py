@@ -38,7 +38,7 @@ class Dialer:
     check: CheckAddress | None = None
 
     def look_up(self, url: str, host: str) -> list[str]:
-        """Resolve a host to IP addresses, and check whether `url` may use them.
+        """Resolve a host to IP addresses, and check that connections for `url` to these addresses are allowed.
 
         Raises:
             LiveError: if the host cannot be resolved.
