@@ -194,7 +194,7 @@ class FfmpegConnection:
 
     @property
     def heard_at(self) -> float:
-        """Arrival time of the newest data, in seconds of `time.monotonic()`."""
+        """Arrival time of the newest video data, in seconds of `time.monotonic()`. Audio does not count."""
         return self._heard_at
 
     @property
