@@ -52,7 +52,7 @@ def find_stage(stages: Iterable[object], kind: type[T]) -> T | None:
 
 
 class Gate(Protocol):
-    """Decides which frames the engine processes. A frame that the gate does not admit has no result."""
+    """A gate, which decides for each frame whether the engine processes the frame or drops it."""
 
     def admit(self, frame: Frame) -> bool:
         """Return whether the engine should process a frame. Otherwise the frame counts as dropped.

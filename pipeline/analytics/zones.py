@@ -1,4 +1,4 @@
-"""Counts the objects that enter and leave zones, their dwell times, and the objects that cross lines.
+"""Counts the objects that enter zones, leave zones and cross lines, and measures dwell times.
 
 All times are frame times in seconds, so that dropped frames do not change the durations.
 """
@@ -172,7 +172,7 @@ class ZoneCounter:
 
 @dataclass(slots=True)
 class _Side:
-    """The state of an object at a line: its last side of the line, and the directions in which it was counted."""
+    """The side of a line on which an object was last detected, and whether it was already counted per direction."""
 
     right: bool
     at: Point

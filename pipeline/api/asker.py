@@ -83,7 +83,7 @@ class Asker:
         task: Query | Caption | Segment,
         done: Callable[[Result], object] = lambda result: None,
     ) -> AsyncGenerator[str]:
-        """Yield a generated text in pieces. Closing the generator cancels the generation of the text.
+        """Yield a generated text in pieces. Closing the generator cancels the request.
 
         Args:
             image: (height, width, 3) uint8 RGB image of the request; None for a question without an image.

@@ -1,7 +1,7 @@
 """The command `saccade demo`: serves a web page that shows a camera, the demo clip, a video file or a running stream.
 
-The page can also publish the video of a webcam with WHIP (RFC 9725). It receives the detections of each frame as JSON
-over a data channel named "results". Over this channel, it can also change the prompts of its stream.
+The page can also publish the video of a webcam with WHIP (RFC 9725). Over the data channel "results", the page receives
+the detections of each frame as JSON, and can change the prompts of its stream.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ async def _publish(request: Request, whip: _Whip) -> Response:
 
 @routes.delete("/whip/{session}", role="operator", limited="always")
 async def _leave(session: str, request: Request, whip: _Whip) -> Response:
-    """End a WHIP session, in which a web page publishes video."""
+    """End the WHIP session of a web page."""
     return await whip.end(request)
 
 

@@ -35,7 +35,7 @@ routes = Routes("video", WorkerRoute)
 
 @routes.get("/streams/{name}/live.mp4", role="viewer", response_class=StreamingResponse)
 async def watch_mp4(name: str, request: Request, whep: Whep) -> GeneratorResponse:
-    """Stream the live video of a stream as endless fragmented MP4.
+    """Send the live video of a stream as endless fragmented MP4.
 
     The `emsg` box before each frame contains the frame's record as JSON.
     """

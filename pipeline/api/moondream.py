@@ -7,9 +7,9 @@ Coordinates are normalized to the image size (0 to 1). Requests for points, segm
 `spatial_refs`: points [x, y] and boxes [x1, y1, x2, y2].
 
 Saccade extends Moondream's API:
-    objects and points have a `score`; `settings` accepts `conf`, the minimum score
-    `"choices": ["yes", "no"]` returns `"probabilities": {"yes": 0.9, "no": 0.1}`
-    the image of a question is optional
+    - Objects and points have a `score`. `settings` accepts `conf`, the minimum score.
+    - `"choices": ["yes", "no"]` returns `"probabilities": {"yes": 0.9, "no": 0.1}`.
+    - The image of a question is optional.
 
 A question uses reasoning if the model supports it, unless the request has `"reasoning": false`. The answer then has
 `"reasoning": {"text": …, "grounding": [{"start_idx": …, "end_idx": …, "points": [[x, y], …]}]}`.

@@ -36,7 +36,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the current metrics. Called by the Prometheus registry."""
+        """Yield the current metrics for the Prometheus registry."""
         statuses = self._runner.statuses()
         yield from _streams(statuses)
         yield from _latencies(statuses)

@@ -134,7 +134,7 @@ async def recorded_file(name: str, file: str, here: InThisProcess) -> Response:
 async def download(name: str, asked: Asked, here: InThisProcess, exports: Annotated[Exports, the(Exports)]) -> Response:
     """Export a time range of a stream's recording as one MP4 file. Gaps in the recording are skipped.
 
-    The video is not re-encoded. It therefore starts at the last keyframe before the requested start.
+    The video starts at the last keyframe before the requested start, because it is not re-encoded.
     """
     archive, since, until = _archive(here, name), *_times(asked)
     if not exports.lock.acquire(blocking=False):

@@ -4,7 +4,7 @@
 
 A blocking engine (depth 1) waits for each decode step. A pipelined engine (depth 2) prepares the next step while the
 device runs. T_block and T_pipe are the mean times of their decode steps. z is the fraction of sequences in a pipelined
-decode step that had already ended.
+decode step that are decoded after their end.
 
 The prediction assumes equal batch sizes at both depths.
 """
@@ -47,9 +47,9 @@ class BubbleRow:
         idle_block_ms, idle_pipe_ms: median idle time of the device per decode step, blocking and pipelined.
         t_block_ms, t_pipe_ms: mean time of a decode step, blocking and pipelined.
         steps: mean number of decode steps per answer.
-        zombies: fraction z of the sequences in pipelined decode steps that had already ended.
+        zombies: fraction z of the sequences in pipelined decode steps that were decoded after their end.
         predicted: predicted speedup of decoding, T_block / T_pipe · (1 − z).
-        observed: measured speedup of decoding, as the ratio of decoded sequences per second.
+        observed: measured speedup of decoding, as the ratio of the decode throughputs.
         prefill_ms: mean prefill time of one image, pipelined.
         predicted_answers: predicted speedup including prefills.
         observed_answers: measured speedup including prefills, as the ratio of answers per second.

@@ -108,7 +108,7 @@ class Measured:
         steps: steps that ended during the measurement.
         answers: number of answers.
         rows: number of sequences, summed over all decode steps.
-        zombies: number of sequences that had already ended, summed over all decode steps.
+        zombies: number of sequences that were decoded after their end, summed over all decode steps.
         elapsed: duration of the measurement, in seconds.
     """
 
@@ -120,12 +120,12 @@ class Measured:
 
     @property
     def zombie_share(self) -> float:
-        """The fraction of sequences in decode steps that had already ended, from 0 to 1."""
+        """The fraction of sequences in decode steps that were decoded after their end, from 0 to 1."""
         return self.zombies / self.rows
 
     @property
     def useful_steps(self) -> float:
-        """The mean number of decode steps per answer, until the end of the answer."""
+        """The mean number of decode steps per answer, without steps after the end of the answer."""
         return (self.rows - self.zombies) / self.answers
 
     @property
@@ -145,7 +145,7 @@ class Measured:
 
     @property
     def useful_rate(self) -> float:
-        """The number of decoded sequences per second of decode time. Sequences that had already ended are excluded."""
+        """The decode throughput, in sequences per second. Sequences that are decoded after their end do not count."""
         prefilling = sum(step.period for step in self.steps if not step.decode)
         return (self.rows - self.zombies) / (self.elapsed - prefilling)
 

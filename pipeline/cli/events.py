@@ -33,7 +33,7 @@ def backtest(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the events that rules detect in recorded videos, faster than real time.
+    """Evaluate rules on recorded videos, faster than real time, and list the events.
 
     saccade backtest rules.yaml monday.mp4 tuesday.mp4
     """

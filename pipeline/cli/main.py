@@ -51,7 +51,7 @@ app.add_typer(config_commands, name="config")
 def main() -> None:
     """Run the command line and exit. Exit codes: 0 success, 1 failure during the run, 2 invalid input, 130 interrupted.
 
-    SIGTERM is a regular way to stop a run, so the exit code is 0.
+    After SIGTERM, the exit code is 0.
     """
     # Must be set before torch is loaded. Threads that spin while they wait take cores from decoders, encoders and the
     # engine's loop: next to other work on two cores, a frame took 139 ms with spinning and 67 ms without.

@@ -1,4 +1,4 @@
-"""Handles SIGINT, SIGTERM and SIGHUP during a command. A signal requests a shutdown."""
+"""Handles SIGINT, SIGTERM and SIGHUP during a command, as requests for a shutdown or a reload."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class EndingSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the previous signal handlers. If the shutdown has a timeout, the timeout continues."""
+        """Restore the previous signal handlers."""
         if self.urgent_at is None:
             self._done.set()
         for number, handler in self._previous.items():

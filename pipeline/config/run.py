@@ -141,7 +141,7 @@ class RunConfig(HttpSettings, ClusterSettings, KeepSettings, StreamConfig):
         return self
 
     def each(self) -> list[ListedStream]:
-        """Return the settings of each stream. A stream's missing settings have the common values of all streams."""
+        """Return the settings of each stream. Missing settings have the common values of all streams."""
         common = {key: getattr(self, key) for key in StreamConfig.model_fields if key in self.model_fields_set}
         if self.source:
             return [ListedStream.model_validate(common)]

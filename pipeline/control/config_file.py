@@ -48,10 +48,7 @@ class ConfigFile:
         return self._was_changed and before
 
     def _now(self) -> tuple[int, int, int] | None:
-        """Return the modification time, size and inode of the file. Return None if the file is missing.
-
-        The file can be missing for a moment while an editor replaces it.
-        """
+        """Return the modification time, size and inode of the file. Return None if the file is missing."""
         try:
             status = self.path.stat()
         except OSError:

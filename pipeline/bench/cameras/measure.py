@@ -194,7 +194,7 @@ class _Camera:
 
 
 def name_special(rows: Sequence[CameraRow]) -> None:
-    """Choose three cameras with medium frame rates as the special cameras of the benchmark, and name them."""
+    """Assign the special roles (freezes, bursts, 4K resolution) to three cameras with medium frame rates."""
     special = sorted(rows, key=lambda row: row.fps)[len(rows) // 2 - 1 :][:3]
     for row, name in zip(special, (FREEZES, BURSTS, LARGE), strict=True):
         row.name = name

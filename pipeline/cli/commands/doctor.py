@@ -119,7 +119,7 @@ def examine_model(name: str, refiner: str | None = None) -> Iterator[Finding]:
 
 
 def _refiner(loaded: LoadedModel, name: str) -> str:
-    """Check that a mask refiner is compatible with a model. Return one line about the refiner."""
+    """Check that a mask refiner is compatible with a model. Return a description in one line."""
     from saccade.engine.models.model_files import find_refiner
 
     if loaded.load_refiner is None:
