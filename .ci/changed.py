@@ -16,7 +16,7 @@ REPO = Path(__file__).resolve().parents[1]
 
 
 def changed(base: str) -> set[Path]:
-    """Return the files that were changed or added since HEAD branched from the commit `base`, committed or not."""
+    """Return the files that this branch has changed since it left `base`, including uncommitted and new files."""
 
     def git(*words: str) -> list[str]:
         done = subprocess.run(["git", *words], cwd=REPO, capture_output=True, text=True, check=True)

@@ -36,7 +36,7 @@ def bench_prompts(
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Number of repetitions of each measurement.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Compare two cases: all prompts on one image, and each prompt on its own image. Measure time and memory."""
+    """Measure the time and memory for several prompts in two cases: all on one image, and each on its own image."""
     from benchmarks.prompts import time_prompts
     from saccade.pipeline.bench.common import parse_counts, parse_size
 
@@ -369,7 +369,7 @@ def against_bytetrack(
 
 @against.command("mot-scores")
 def against_mot_scores(rounds: Rounds = 5, save: Save = None, as_json: Json = False) -> None:
-    """Compare Saccade with the Python package `trackers`: tracking scores of the same tracks, and CPU time."""
+    """Compare the scores that Saccade and the Python package `trackers` give to the same tracks, and the CPU time."""
     from benchmarks.against.tracking import compare_scoring
 
     _show(compare_scoring(rounds), save, as_json)

@@ -192,7 +192,7 @@ def _places(result: Result) -> list[tuple[float, ...]]:
 
 
 class ScriptedOutput(BoxesOutput):
-    """Replaces the model's answer by predefined boxes, to benchmark speculative decoding.
+    """Replaces the model's answer with predefined boxes, to benchmark speculative decoding.
 
     Args:
         boxes: x, y, width and height of each box of the answer.
@@ -224,11 +224,12 @@ class ScriptedOutput(BoxesOutput):
         return super().commit((99.0, a, 0.0) if number % 3 == 0 else (a, b if kind is Phase.SIZE else 0.0, 0.0))
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
-        """Return the next simulated sample, or None after the last value. Like a model, it follows a wrong draft."""
+        """Return the next sample of the simulated model, or None after the last value."""
         number, self._peek = self._peek, self._peek + 1
         if number >= len(self._truth):
             return None
         first = number - number % 3
+        # A model that was fed a wrong draft value samples arbitrary values until the end of the box: the draft again.
         right = number < self._at or self._guess[first:number] == self._truth[first:number]
         self._next[number] = self._truth[number] if right else self._old[number]
         return self._next[number]

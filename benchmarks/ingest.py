@@ -107,7 +107,7 @@ def time_ingest(target: str, *, seconds: float, transport: str) -> IngestBench:
 
 
 def _watch(source: Source, seconds: float) -> tuple[list[float | None], str, float]:
-    """Read a source. Return the frame latencies in milliseconds, the clock ("burnt in" or "rtcp"), and the seconds."""
+    """Read a source. Return the latencies in milliseconds, their clock ("burnt in" or "rtcp"), and the duration."""
     burnt: list[float | None] = []
     reported: list[float | None] = []
     begun = now = 0.0

@@ -1,4 +1,4 @@
-"""`python -m benchmarks prompts`: measures how much is saved by submitting all prompts on one image together.
+"""`python -m benchmarks prompts`: compares all prompts on one image with each prompt on its own image: time and memory.
 
 Prompts on the same image share its prefill and its KV cache pages.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks webrtc`: compares Saccade with aiortc: the latency from a WebRTC sender to the decoded frame.
+"""`python -m benchmarks webrtc`: measures the latency from a WebRTC sender to the decoded frame, in Saccade and aiortc.
 
 A sender in this process shows a clock in the video. Both receivers get the same video at the same time over 127.0.0.1.
 """

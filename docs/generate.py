@@ -42,7 +42,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Add titles with file names to code blocks, and correct image paths (MkDocs hook)."""
+    """Show file names as titles of code blocks, and correct the paths of images (MkDocs hook)."""
     up = "../" * page.file.src_uri.count("/")
     markdown = IMAGE.sub(rf"]({up}assets/\1)", markdown)
     return FILE_BLOCK.sub(r'```\1 title="\2"', markdown)

@@ -28,7 +28,10 @@ class Plane(Protocol):
     """
 
     def __dlpack__(self) -> Any:
-        """Return a DLPack capsule. A plane on a GPU is complete when the legacy default CUDA stream has finished."""
+        """Return the plane as a DLPack capsule.
+
+        If the plane is on a GPU, the legacy default CUDA stream may still be writing it.
+        """
         ...
 
 

@@ -20,7 +20,7 @@ from saccade.sources.planes import YuvPlanes, planes_of
 
 @dataclass(slots=True, frozen=True)
 class Orientation:
-    """How to make a frame upright: first transpose it, then mirror it horizontally and vertically."""
+    """The operations that make a frame upright: a transpose, then mirroring along x and y. Each is optional."""
 
     transpose: bool = False
     mirror_x: bool = False

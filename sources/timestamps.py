@@ -1,4 +1,4 @@
-"""Corrects the timestamps of media files: removes jumps from packets, and makes those of frames strictly increasing."""
+"""Corrects timestamps of media files: removes jumps between packets, and makes frame timestamps strictly increasing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class InputClock:
     """Removes jumps from the timestamps of a media file. All streams are shifted alike and stay synchronous.
 
     A jump is a decrease by more than 1 s, or an increase by more than 10 s (a day if `jumps` is False). If only one
-    stream increases, this is a pause and not a jump.
+    stream jumps ahead, this is treated as a pause.
 
     Args:
         jumps: whether timestamps of the file format may jump, as in MPEG-TS.
@@ -128,7 +128,7 @@ class StreamClock:
         return _plausible(None if pts is None else pts + self.shift), None if dts is None else placed
 
     def _follow(self, time: int, ahead: int) -> None:
-        """Shift the stream so that a packet whose timestamp has jumped continues the stream.
+        """Shift the stream's timestamps after a jump, so that they continue without a gap.
 
         Args:
             time: the packet's timestamp.

@@ -69,7 +69,7 @@ def _rank(stream: VideoStream) -> tuple[int, bool, bool, int, int]:
 
 
 def _movement(stream: VideoStream) -> int:
-    """Rank a stream: 0 for a single frame (often cover art), 1 for possibly a single frame, 2 for other streams."""
+    """Rank a stream: 0 for one frame (often cover art), 1 for an image codec and unknown length, 2 otherwise."""
     count = float(stream.frames)
     rate = float(stream.average_rate or stream.guessed_rate or 0)
     tag = _TAG_TIME.match(stream.metadata.get("DURATION", ""))

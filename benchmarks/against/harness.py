@@ -206,7 +206,7 @@ def require_gpu(what: str) -> None:
     """Check that this machine has a CUDA device.
 
     Args:
-        what: what needs the GPU, for the error message.
+        what: name of the benchmark that needs the GPU, for the error message.
 
     Raises:
         ConfigError: if there is no CUDA device.

@@ -311,7 +311,7 @@ def write_plugin(folder: Path) -> None:
 
 
 def register() -> None:
-    """Make vLLM draw random weights as large as trained weights, in place of its dummy weights (vLLM plugin)."""
+    """Replace vLLM's dummy weights with random weights of the scale of trained weights (vLLM plugin)."""
     import torch
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
     from vllm.model_executor.model_loader import dummy_loader

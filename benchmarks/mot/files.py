@@ -43,7 +43,7 @@ class Sequence:
     distractors: Rows
 
     def detections(self) -> Rows:
-        """Read the detected boxes in `det/det.txt`. Invalid scores (not from 0 to 1) make all scores 1.
+        """Read the detected boxes in `det/det.txt`. If any score is outside 0 to 1, all scores become 1.
 
         Raises:
             MotError: if the file cannot be read.

@@ -30,7 +30,7 @@ class Counts:
         found: number of boxes in the tracks.
         matched: number of track boxes that match a ground-truth box.
         switches: number of times that the track ID of a ground-truth object changed.
-        same_identity: true positives of IDF1: maximum number of matched boxes if each track is assigned to one object.
+        same_identity: number of matched boxes with the best one-to-one assignment of tracks to objects (for IDF1).
         at: (19,) number of matched boxes at each IoU threshold of HOTA.
         together: (19,) sum of the association scores of matched boxes at each IoU threshold of HOTA.
     """
@@ -177,7 +177,7 @@ def _count_hota(frames: list[_Frame], counts: Counts) -> None:
 
 
 def _together(frames: list[_Frame], weight: Callable[[_Frame], Floats]) -> Floats:
-    """Add up the (objects, tracks) matrix that `weight` returns for each frame."""
+    """Add up the results of `weight` over all frames, in a matrix (objects, tracks)."""
     true = 1 + max((int(frame.truth.max(initial=-1)) for frame in frames), default=-1)
     found = 1 + max((int(frame.found.max(initial=-1)) for frame in frames), default=-1)
     total: NDArray[np.float64] = np.zeros((true, found))

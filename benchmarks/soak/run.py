@@ -86,7 +86,7 @@ class Minute:
         objects: number of Python objects by type.
         blocks: number of blocks that Python's allocator has allocated.
         metrics: values of the process's metrics, by name and summed over labels.
-        traced: Python allocations that grew most since the warm-up. Empty except every fifth minute with `Soak.trace`.
+        traced: Python allocations that grew most since the warm-up. Set in every fifth minute with `Soak.trace`.
     """
 
     minute: float

@@ -43,11 +43,11 @@ def parse_rtp(data: bytes) -> RtpPacket | None:
 
 
 def signed(difference: int, bits: int = 32) -> int:
-    """Convert the difference of two wrapping numbers, such as RTP timestamps, to the signed difference near zero.
+    """Reduce the difference of two numbers that wrap around, such as RTP timestamps, to a signed `bits`-bit number.
 
     Args:
-        difference: difference of the two numbers.
-        bits: number of bits after which the numbers wrap around.
+        difference: the difference.
+        bits: number of bits of the two numbers.
     """
     half = 1 << (bits - 1)
     return (difference + half) % (2 * half) - half

@@ -1,7 +1,7 @@
 """Audio of an RTSP session: orders packets, and converts their timestamps to the video's clock.
 
-RTCP sender reports align the audio clock with the video clock. Before the first reports, the reply to PLAY or the
-arrival times of the packets are used.
+RTCP sender reports align the audio clock with the video clock. Before the first report, the offset between the clocks
+is estimated.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class RtspClient:
     Args:
         address: address of the server, with credentials.
         closed: event; setting it aborts all blocking calls.
-        way: transport: "tcp", "udp" and so on. "http" tunnels requests and packets through HTTP.
+        way: transport of the RTP packets, such as "tcp" or "udp". "http" also tunnels the requests.
         tls: which certificates of an rtsps server to accept.
         check: raises SourceError for a forbidden address; None to allow any address.
 
@@ -203,7 +203,7 @@ class RtspClient:
         return found
 
     def send_rtcp(self, data: bytes) -> None:
-        """Send an RTCP packet for the first media stream to the server."""
+        """Send the server an RTCP packet that concerns the first media stream."""
         if self._udp:
             self._udp[0].send_rtcp(data)
         else:

@@ -40,7 +40,7 @@ class TransportChoice:
 
     @property
     def may_switch(self) -> bool:
-        """Whether another transport may be tried. Requires "auto", and that the server has not refused a transport."""
+        """Whether another transport may be tried: "auto" is configured, and the server has refused none so far."""
         return self._auto and not self._refused
 
     def refused(self) -> bool:

@@ -47,7 +47,7 @@ class Messages:
         connection.on("datachannel", self._opened)
 
     def send(self, text: str) -> None:
-        """Send `text` soon. It replaces a text that has not been sent yet. Thread-safe; does not block."""
+        """Queue a text for sending. It replaces a queued text that was not sent yet. Thread-safe; does not block."""
         self._newest.append(text)
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended, and the peer with it

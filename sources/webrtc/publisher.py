@@ -67,7 +67,7 @@ class PublisherPeer(Peer):
         """Process an RTP packet. This method replaces the method `add` of aiortc's jitter buffer.
 
         Returns:
-            (request a keyframe, frame for aiortc to decode). The frame is always None.
+            Whether aiortc should request a keyframe, and the frame that aiortc should decode, which is always None.
         """
         self._mark_heard()
         ours = RtpPacket(
