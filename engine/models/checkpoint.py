@@ -144,7 +144,7 @@ def _unpacked(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTens
         bias = held.get(weight.removesuffix("weight") + "bias")
         packed, scale, zero = parts["packed"], parts["scale"], parts["zero_point"]
         if packed is None or scale is None or zero is None or bias is None:
-            raise CheckpointError(f"{path}: 4-bit tensor '{weight}' has no scale, zero_point or bias")
+            raise CheckpointError(f"{path}: scale, zero_point or bias is missing for the 4-bit tensor '{weight}'")
         rows, count = bias.shape[0], 2 * packed.shape[0] * _GROUP
         fits = packed.shape[1:] == (_GROUP,) and count % rows == 0 and scale.shape == zero.shape
         if not fits or scale.shape != (count // _GROUP, 1):

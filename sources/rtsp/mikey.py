@@ -88,7 +88,7 @@ def _crypto(policy: dict[int, int], kind: int, key: bytes, salt: bytes) -> str:
         raise ValueError("the MIKEY message has a cipher other than AES-CM and AES-GCM")
     sizes = policy.get(_KEY_SIZE, 16), policy.get(_SALT_SIZE, 12 if gcm else 14)
     if kind not in (_TEK, _TEK_SALT):
-        raise ValueError("the MIKEY message has a TGK (master key); only a TEK (SRTP key) is supported")
+        raise ValueError("the MIKEY message has a TGK (TEK generation key); only a TEK (SRTP master key) is supported")
     key += salt
     if len(key) != sum(sizes):
         raise ValueError("the key in the MIKEY message has the wrong size")
