@@ -1,4 +1,4 @@
-"""Computes the minimum memory traffic of a decode step from the dimensions of a model."""
+"""Computes how many bytes a decode step reads at least, from the dimensions of the model."""
 
 from __future__ import annotations
 
@@ -64,5 +64,5 @@ class MoondreamCosts:
         return text.dim * ((text.n_heads + 2 * text.n_kv_heads) * text.head_dim + text.dim)
 
     def _expert(self, moe: ExpertsConfig) -> int:
-        """Return the number of parameters of one expert."""
+        """Return the number of parameters of one expert in a mixture-of-experts layer."""
         return 3 * self._config.text.dim * moe.expert_inner_dim

@@ -1,4 +1,4 @@
-"""`python -m benchmarks decode`: compares the GPU time of decode steps with the roofline (memory bandwidth)."""
+"""`python -m benchmarks decode`: compares the GPU time of decode steps with the memory bandwidth (roofline)."""
 
 from __future__ import annotations
 

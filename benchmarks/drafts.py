@@ -88,7 +88,7 @@ class DraftsBench(Measurement):
     rows: tuple[ClipRow | ScriptedRow, ...]
 
     def as_text(self) -> str:
-        """Return the results of the drafts benchmark as tables."""
+        """Return the speculative decoding results as text tables."""
         lines = [f"{self.model} on {self.device} in {self.dtype}"]
         clips = [row for row in self.rows if isinstance(row, ClipRow)]
         if clips:

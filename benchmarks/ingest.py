@@ -48,7 +48,7 @@ class IngestBench(Measurement):
     pyav_p95_ms: float | None
 
     def as_text(self) -> str:
-        """Return the frame latencies in Saccade and PyAV as text."""
+        """Return the frame latencies of Saccade and PyAV as text for the terminal."""
 
         def ages(median: float | None, p95: float | None) -> str:
             return "age unknown" if median is None or p95 is None else f"median {median:.1f} ms old, p95 {p95:.1f}"

@@ -46,7 +46,7 @@ class PromptsRow:
 
 @dataclass(slots=True, frozen=True)
 class PromptsBench(Measurement):
-    """Results of the prompts benchmark, one row per number of prompts."""
+    """Time and memory for all prompts on one image and for each on its own image, one row per number of prompts."""
 
     model: str
     device: str

@@ -1,4 +1,4 @@
-"""`python -m benchmarks questions`: measures how model questions from rules affect the frame latency.
+"""`python -m benchmarks questions`: measures how questions to the model increase the latency of detections.
 
 The same simulated cameras run twice on one engine: first without questions, then with a fixed rate of questions about
 image crops.
@@ -100,7 +100,9 @@ def time_questions(
     objects: int | None = None,
     size: tuple[int, int] = (640, 360),
 ) -> QuestionsBench:
-    """Run simulated cameras without questions, then with `per_second` questions per second; see `time_cameras`.
+    """Measure the frame latencies of simulated cameras, first without and then with questions to the model.
+
+    The model gets `per_second` questions per second. For the other arguments, see `time_cameras`.
 
     Raises:
         EngineError: if the model cannot be loaded or does not support questions.

@@ -58,7 +58,7 @@ class WebRtcBench(Measurement):
     aiortc_p95_ms: float
 
     def as_text(self) -> str:
-        """Return the frame latencies in Saccade and aiortc as text."""
+        """Return the frame latencies of Saccade and aiortc as text for the terminal."""
         return (
             f"{self.codec} {self.width}x{self.height}, {self.fps} fps over 127.0.0.1\n"
             f"saccade  {self.frames:>5} frames, median {self.median_ms:.1f} ms old, p95 {self.p95_ms:.1f}\n"

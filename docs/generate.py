@@ -26,7 +26,7 @@ FILE_BLOCK = re.compile(r"^```(\w+) ([\w.-]+)$", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages to the documentation site (mkdocs hook)."""
+    """Add the generated pages to the documentation site (MkDocs hook)."""
     pages = {
         "reference/configuration.md": configuration(),
         "reference/commands.md": commands(),
@@ -49,7 +49,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def readme_page(readme: Path, page: str) -> str:
-    """Convert a README to a page of the site. Links to files outside `docs` become plain text."""
+    """Convert a README to a page of the documentation site. Links to files outside `docs` become plain text."""
 
     def link(match: re.Match[str]) -> str:
         mark, text, target = match["mark"], match["text"], match["target"]

@@ -78,7 +78,7 @@ class RgbConverter:
         self._lock = threading.Lock()
 
     def later(self, frame: av.VideoFrame, orientation: Orientation | None = None) -> DecodedImage:
-        """Return an object that converts the frame to RGB when it is called.
+        """Return an object that converts the frame to RGB when the object is called.
 
         Args:
             frame: the decoded frame.
@@ -112,7 +112,7 @@ class RgbConverter:
 
 
 class DecodedImage:
-    """A decoded frame that is converted to an upright RGB image when it is called. The image is cached.
+    """A decoded frame. Calling it returns the frame as an upright RGB image, which is cached.
 
     Attributes:
         size: (width, height) of the image in pixels.

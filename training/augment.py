@@ -1,4 +1,4 @@
-"""Random augmentation of images and boxes on the GPU. Each operation processes a whole batch."""
+"""Random augmentation of batches of images and their boxes, on the GPU."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def read_classes(folder: Path) -> tuple[str, ...]:
 
 
 def read_labels(folder: Path, split: str) -> list[dict[str, Any]]:
-    """Return the label records of a dataset split, unchanged.
+    """Return the label records of a dataset split, as they are in the file.
 
     Raises:
         PackError: if the folder is not a dataset folder, or if it has no such split.

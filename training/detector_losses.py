@@ -28,8 +28,8 @@ class Assigned:
     Attributes:
         positive: (N, P) bool, True if a labelled box is assigned to the grid cell.
         box: (N, P) int64 index of the labelled box.
-        quality: (N, P) float32 target of the class score, at most the best IoU with the labelled box; 0 if not
-            positive.
+        quality: (N, P) float32 target of the class score: the higher, the better the cell predicts the box. 0 if
+            `positive` is False.
     """
 
     positive: torch.Tensor

@@ -138,7 +138,7 @@ class Trainer:
         return tower
 
     def detector_rate(self, name: str) -> float:
-        """Return the peak learning rate of a detector parameter; higher in the heads than in the backbone and neck."""
+        """Return the peak learning rate of a detector parameter: higher for heads than for backbone and neck."""
         rate = float(self.args.detector_rate)
         return rate * 4 if ".out." in name else rate * 2 if "heads." in name else rate
 

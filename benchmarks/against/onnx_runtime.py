@@ -100,7 +100,7 @@ def _export(crop: torch.Tensor, folder: Path) -> Path:
 
 
 def _require_equal(session: Any, tower: DetectorTower, crop: torch.Tensor) -> None:
-    """Check that the exported ONNX network and the original network return the same values."""
+    """Check that the exported ONNX model and the original PyTorch model return the same values."""
     theirs, ours = session.run(None, {"x": crop.numpy()})[0], tower.stem(crop).classes.numpy()
     apart = float(np.abs(theirs - ours).max())
     if not apart < 1e-2:

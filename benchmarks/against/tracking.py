@@ -33,7 +33,7 @@ _SCORE_NOTE = "Both score the tracks that come with TUD-Campus and TUD-Stadtmitt
 
 
 def compare_trackers(rounds: int, frames: int, objects: int) -> Comparison:
-    """Time and score the trackers of Saccade and of the package `trackers`.
+    """Measure the speed and accuracy of Saccade's tracker and of ByteTrack from the package `trackers`.
 
     Raises:
         ConfigError: if a package is missing.
@@ -64,7 +64,7 @@ def compare_trackers(rounds: int, frames: int, objects: int) -> Comparison:
 
 
 def compare_scoring(rounds: int) -> Comparison:
-    """Compute the scores of the same tracks with Saccade's benchmark and with the package `trackers`.
+    """Compute tracking scores of the same tracks with `benchmarks mot` and with the package `trackers`.
 
     Raises:
         ConfigError: if a package is missing.

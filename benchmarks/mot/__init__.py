@@ -1,1 +1,1 @@
-"""Tracking quality on MOT Challenge sequences: file formats, and the metrics MOTA, IDF1, HOTA and identity switches."""
+"""Measures tracking quality on MOT Challenge sequences, with the metrics MOTA, IDF1, HOTA and identity switches."""

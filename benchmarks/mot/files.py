@@ -19,7 +19,7 @@ _PEDESTRIAN, _DISTRACTORS = (1, -1), (2, 7, 8, 12)
 
 
 class MotError(Exception):
-    """Error: a MOT Challenge sequence cannot be read or written. The message is one line for the user."""
+    """Raised if a MOT Challenge sequence cannot be read or written. The message is one line for the user."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,7 +55,7 @@ class Sequence:
         return rows
 
     def media(self) -> Path:
-        """Return the frames of the sequence: its image folder `img1`, or the first video in its folder.
+        """Return the path of the sequence's frames: the image folder `img1`, or the first video in its folder.
 
         Raises:
             MotError: if the folder has neither images nor a video.

@@ -54,7 +54,7 @@ class Counts:
 
     @property
     def idf1(self) -> float:
-        """IDF1 score: F1 score of the boxes with the correct identity."""
+        """IDF1 score: F1 score of the track boxes that have the identity of the matching object."""
         return 2 * self.same_identity / max(1, self.truth + self.found)
 
     @property

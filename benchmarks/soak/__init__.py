@@ -1,1 +1,1 @@
-"""`python -m benchmarks soak`: measures how the memory of a long-running process grows."""
+"""`python -m benchmarks soak`: measures how the memory of a Saccade process grows during a long run."""

@@ -80,7 +80,7 @@ class Visits:
                 await session.delete(address)
 
     async def listen(self, session: httpx.AsyncClient) -> None:
-        """Read the WebSocket feed for 1 to 20 seconds."""
+        """Simulate a client that reads the WebSocket feed for 1 to 20 seconds."""
         async with websockets.connect(self._feed) as feed:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._chance.uniform(1, 20)):
@@ -108,12 +108,12 @@ class Visits:
                     break
 
     async def prompts(self, session: httpx.AsyncClient) -> None:
-        """Change the prompts of a stream through the API."""
+        """Simulate a client that changes the prompts of a stream."""
         name, more = self._chance.choice(self._streams), self._chance.choice((["cat"], ["dog", "chair"], []))
         await session.patch(f"{self._http}/streams/{name}", json={"detect": ["person", *more]})
 
     async def rules(self, session: httpx.AsyncClient) -> None:
-        """Change the rules and zones of a stream through the API."""
+        """Simulate a client that changes the rules and zones of a stream."""
         name, right = self._chance.choice(self._streams), self._chance.uniform(0.5, 1)
         zones = {"zones": {"door": [0, 0, right, 0, right, 1, 0, 1]}}
         rules = {"rules": [{"name": "visitor", "when": "person in door for 1s"}, {"name": "any", "when": "person"}]}
@@ -121,7 +121,7 @@ class Visits:
             await session.put(f"{self._http}/streams/{name}/{path}", json=body)
 
     async def stream(self, session: httpx.AsyncClient) -> None:
-        """Add and remove a stream through the API."""
+        """Simulate a client that adds and removes a stream."""
         body = {"name": "visitor", "source": self._source, "detect": ["person"], "track": True, "max_fps": 1}
         await session.post(self._http + "/streams", json=body)
         await asyncio.sleep(self._chance.uniform(5, 20))
@@ -129,7 +129,7 @@ class Visits:
         await asyncio.sleep(30)
 
     async def watch(self, session: httpx.AsyncClient) -> None:
-        """Watch the video of a stream over WebRTC."""
+        """Simulate a client that watches the video of a stream over WebRTC."""
         peer = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         sink = MediaBlackhole()
         try:
@@ -151,7 +151,7 @@ class Visits:
 
 @contextmanager
 def visiting(visits: Visits) -> Iterator[None]:
-    """Run simulated clients in a thread until the `with` block ends."""
+    """Run simulated API clients in a thread until the `with` block ends."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(visits.run())
 

@@ -145,7 +145,7 @@ class SoakResult:
         return json.dumps({"soak": asdict(self.soak), "minutes": kept, "visits": self.visits}, indent=1)
 
     def as_text(self) -> str:
-        """Return a report of memory growth, recording gaps and client visits."""
+        """Return text that states the memory growth, the gaps in the recordings, and the number of client visits."""
         names = ("rss_mb", "used_mb", "threads", "descriptors", "blocks")
         lines = ["slope a minute, ± half of the 95 % interval:"]
         lines += [f"  {name:12} {self.slope(name) or '-'}" for name in names]

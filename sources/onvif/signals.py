@@ -81,7 +81,7 @@ class CameraSignals:
             self._closed.wait(delay_s)
 
     async def _pull(self, device: Any) -> None:
-        """Receive the event messages of a connected device until the source is closed."""
+        """Receive the event messages of a connected ONVIF device until `closed` is set."""
         lost: list[bool] = []
         manager = await device.create_pullpoint_manager(timedelta(seconds=_SUBSCRIBED_S), lambda: lost.append(True))
         try:

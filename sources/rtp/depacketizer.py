@@ -1,7 +1,6 @@
 """Base class of the video depacketizers, which assemble RTP packets into access units (encoded frames).
 
-An access unit ends at the packet with the marker bit. Waiting for the next access unit's first packet would delay each
-frame by one frame interval (40 ms at 25 fps).
+An access unit ends at the packet with the marker bit. Its frame is available before the next access unit begins.
 """
 
 from __future__ import annotations

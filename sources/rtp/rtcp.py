@@ -24,7 +24,7 @@ class SenderReport:
         unix_s: Unix time in seconds, by the sender's clock.
         timestamp: RTP timestamp of the same moment, 32 bits.
         ssrc: SSRC of the sender.
-        ntp_middle: the middle 32 bits of the NTP timestamp, which a receiver report repeats.
+        ntp_middle: the middle 32 bits of the NTP timestamp, which the receiver report contains.
         at: arrival time of the report, in seconds on the caller's clock.
     """
 

@@ -142,7 +142,7 @@ class RtspClient:
         return self._sequence
 
     def setup(self, media: Media) -> float:
-        """Set up one more media stream of the session (SETUP). Return the session timeout in seconds.
+        """Set up a media stream of the session with the request SETUP. Return the session timeout in seconds.
 
         Raises:
             LiveError, RedirectError, TransportRefusedError: as in `request`.

@@ -114,7 +114,7 @@ class RtspConnection:
 
     @property
     def heard_at(self) -> float:
-        """`time.monotonic()` in seconds when the camera last sent data."""
+        """Time at which the camera last sent data, in seconds of `time.monotonic()`."""
         return self._receiver.heard_at
 
     @property

@@ -31,7 +31,7 @@ class ServerRequest:
 
 @dataclass(slots=True, frozen=True)
 class Reply:
-    """An RTSP reply from the server. `headers` maps each name in lower case to a list of all its values."""
+    """An RTSP reply from the server. `headers` maps each header name, in lower case, to the list of its values."""
 
     status: int
     phrase: str

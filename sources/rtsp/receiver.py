@@ -139,7 +139,7 @@ class Receiver:
             self._queue.note_decode(seconds)
 
     def need_key(self) -> None:
-        """Drop all access units before the next keyframe."""
+        """Drop all queued and new access units until the next keyframe."""
         with self._changed:
             self._queue.need_key()
 

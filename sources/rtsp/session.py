@@ -77,7 +77,7 @@ def open_session(
     Args:
         address: address of the stream.
         closed: event; setting it aborts all blocking calls.
-        choice: selects the transport, and another transport if the server refuses it.
+        choice: selects the transport. If the server refuses it, another transport is tried.
         tls: which TLS certificates to accept.
         check_address: raises SourceError for a forbidden address, also after a redirect; None to allow any.
         sound: whether to play audio too, if its codec is supported.

@@ -158,7 +158,7 @@ class WebRtcListener(LiveSource):
         log.info("stream %s: waiting for a WebRTC publisher at %s", name, self.url)
 
     def close(self) -> None:
-        """End the iteration, disconnect the publisher and stop listening. Thread-safe; may be called more than once."""
+        """End the iteration over frames, disconnect the publisher and stop listening. Thread-safe."""
         super().close()
         self._sources.put(None)
         self._web.close()

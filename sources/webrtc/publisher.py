@@ -1,4 +1,4 @@
-"""WebRTC peer that publishes video to Saccade.
+"""A WebRTC peer that publishes video to Saccade.
 
 aiortc's jitter buffer is not used: it delays each frame, stops at a lost packet and is too small for large keyframes.
 RTCP packets are intercepted for the sender's clock, which aiortc does not expose. `saccade.sources.webrtc.source`

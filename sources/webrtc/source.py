@@ -271,6 +271,6 @@ class WebRtcSource(LiveSource):
         self.messages = messages or Messages()
 
     def close(self) -> None:
-        """End the iteration immediately and disconnect the peer. Thread-safe; may be called more than once."""
+        """End the iteration over frames, and disconnect the peer. Thread-safe; may be called more than once."""
         super().close()
         self.connection.close()
