@@ -167,4 +167,4 @@ class Depacketizer(ABC):
 
     @abstractmethod
     def _parse(self, payload: bytes) -> bool:
-        """Append the data of a payload to the current access unit. Return False if the payload is malformed."""
+        """Append the data of a payload to the current access unit. Return False if it is malformed or out of place."""
