@@ -545,8 +545,8 @@ class Resources:
             raise EngineError("this encoded image is closed; encode the image again")
         if pages > left or len(window.sequences) > self.n_batch_slots:
             raise RequestTooLargeError(
-                f"too many prompts for one image: they need {pages} KV cache pages ({left} available) and "
-                f"{len(window.sequences)} batch slots ({self.n_batch_slots} available); send fewer prompts per image"
+                f"the prompts on one image do not fit: they need {pages} KV cache pages ({left} available) and "
+                f"{len(window.sequences)} batch slots ({self.n_batch_slots} available); send fewer or shorter prompts"
             )
         if request.keeps is not None and self._kept_pages + self._prefix_pages > self.pages_total // 2:
             raise RequestTooLargeError("encoded images already use half of the KV cache; close some of them")

@@ -178,7 +178,7 @@ def test_a_program_that_fails_or_is_stopped_is_named(capfd: pytest.CaptureFixtur
 
 
 def test_an_unknown_configuration_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--configs: unknown fp4; known: bf16, bf16-fa3, fp8"):
+    with pytest.raises(ConfigError, match="--configs: unknown configuration fp4; use bf16, bf16-fa3, fp8"):
         vllm.compare(1, ["bf16", "fp4"], 1, 32, 60)
 
 

@@ -198,7 +198,7 @@ def test_one_window_that_is_refused_ends_its_image_only(folder: Path) -> None:
     with Engine(loaded, info, vocabulary, EngineConfig(n_pages=8)) as small:
         for _ in range(20):  # the first window is refused while the others are on their way
             future = small.submit(IMAGE, [Detect("x", 20, 0.0)] * 3, tiles=3)
-            with pytest.raises(RequestTooLargeError, match="send fewer prompts per image"):
+            with pytest.raises(RequestTooLargeError, match="send fewer or shorter prompts"):
                 future.result(WAIT_S)
         assert issubclass(RequestTooLargeError, EngineError)
         assert answered(small)
@@ -374,7 +374,10 @@ def test_benchmarks_run_only_while_the_engine_is_idle(tiny: Engine) -> None:
     waiting.result(WAIT_S)
     assert at_rest(tiny)
     assert tiny.run_idle(timed) == 0.5
-    with tiny.encode(IMAGE), pytest.raises(EngineError, match="keeps encoded images"):  # whose pages it may write over
+    with (
+        tiny.encode(IMAGE),
+        pytest.raises(EngineError, match="stores no encoded images"),
+    ):  # whose pages it may write over
         tiny.run_idle(timed)
     assert called == [tiny._executor]
     assert tiny.run_idle(timed) == 0.5

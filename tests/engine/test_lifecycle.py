@@ -99,7 +99,7 @@ def test_what_can_never_fit_fails_alone(folder: Path) -> None:
     loaded, info, vocabulary = open_model(str(folder), "cpu", None)
     with Engine(loaded, info, vocabulary, EngineConfig(n_pages=8)) as small:
         future = small.submit(noise(16, 16), [Detect("x", 9, 0.0)] * 9)
-        with pytest.raises(RequestTooLargeError, match="send fewer prompts per image") as caught:
+        with pytest.raises(RequestTooLargeError, match="send fewer or shorter prompts") as caught:
             future.result(WAIT_S)
         assert isinstance(caught.value, EngineError)
         assert len(small.detect(noise(16, 16), "x", 2, 0.0)) == 2
