@@ -214,5 +214,5 @@ def test_other_words_are_refused(text: str) -> None:
 
 
 def test_a_queue_without_room_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1; got 0"):
+    with pytest.raises(ValueError, match="at least 1 frame; got 0"):
         BoundedQueue(QueuePolicy(0, "wait"))
