@@ -14,7 +14,7 @@ MODEL = ModelInfo("nano", Path(), 1, None, ("detect",), "cpu", "bfloat16")
 
 
 def test_what_a_frame_costs_besides_the_model_is_measured() -> None:
-    done = run_saccade("pipeline", "--vid-stride", 3, "--seconds", 20, "--json", module="benchmarks")
+    done = run_saccade("pipeline", "--vid-stride", 3, "--seconds", 8, "--json", module="benchmarks")
     assert (done.returncode, done.stderr) == (0, "")
     timed = json.loads(done.stdout)
     assert (timed["model"], timed["device"], timed["dtype"].split()[0]) == ("nano", "cpu", "float32")

@@ -291,7 +291,7 @@ def test_warnings_are_shown_while_it_runs(tmp_path: Path) -> None:
 
 def test_a_terminal_shows_a_table_of_the_streams(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    with running(CLIP, CLIP, "--detect", "person", "--end", "4", stderr=theirs) as process:
+    with running(CLIP, CLIP, "--detect", "person", "--end", "2", stderr=theirs) as process:
         os.close(theirs)
         shown = b""
         try:

@@ -170,7 +170,7 @@ MUXED = st.builds(
 
 
 @settings(
-    max_examples=8, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=4, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(MUXED, min_size=20, max_size=40))
 def test_no_time_ends_a_muxer(tmp_path: Path, cases: list[dict[str, object]]) -> None:
