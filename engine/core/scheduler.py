@@ -558,7 +558,7 @@ class StepSlots:
             RuntimeError: if the slot is not launched, or is not the newest slot in flight.
         """
         if not self._in_flight or self._in_flight[-1] != slot:
-            raise RuntimeError(f"step slot {slot} cannot be aborted: it is not the newest step in flight")
+            raise RuntimeError(f"the step in slot {slot} cannot be aborted: it is not the newest step in flight")
         self._move(slot, SlotState.LAUNCHED, SlotState.FREE)
         self._in_flight.pop()
         self._next = slot

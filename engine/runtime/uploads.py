@@ -7,7 +7,7 @@ Images with a single crop are uploaded in batches (`CudaUploads`), images with t
     submitting thread                  pixels → pinned memory, except for frames decoded on the GPU
     upload stream, at the launch       pinned memory → device → crops
 
-Joint uploads hold the GIL for less time. One CUDA graph resizes all images of a prefill. The images may have different
+One CUDA graph resizes all images of a prefill. The images may have different
 sizes and formats.
 
 `TiledUploads` copies an image in pieces, with helper threads, and splits it into crops with a CUDA graph:

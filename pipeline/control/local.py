@@ -290,7 +290,7 @@ class Local:
                 raise
 
     def fail(self, stream: ListedStream, error: Exception) -> None:
-        """List a stream as failed, because it could not be opened."""
+        """Record that a stream could not be opened. Its state is then "failed"."""
         self.streams.fail(unopened_status(stream, "failed", reason_of(error)))
 
     # ---- how it is doing

@@ -70,7 +70,7 @@ class TextConfig:
 
     @property
     def rotary_dim(self) -> int:
-        """Number of channels of each head that RoPE rotates: the first half."""
+        """Number of channels of each head that RoPE rotates. They are the first half of the channels."""
         return self.head_dim // 2
 
 

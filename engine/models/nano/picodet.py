@@ -181,7 +181,7 @@ class PicoDet(nn.Module):
 
     Args:
         n_classes: number of classes.
-        n_boxes: number of boxes per grid cell: 1, or 2 if one class has separate boxes.
+        n_boxes: number of boxes per grid cell: 1, or 2 if one class has a box prediction of its own.
     """
 
     def __init__(self, n_classes: int, n_boxes: int) -> None:
