@@ -433,7 +433,7 @@ class Engine:
         return self._loaded.model.limits
 
     def run_idle(self, work: Callable[[Executor[Any]], T]) -> T:
-        """Call `work(executor)` while no batch step is running, and return its result. For benchmarks.
+        """Run `work(executor)` while the engine is idle, and return its result. For benchmarks.
 
         Raises:
             EngineError: if the engine is busy or has encoded images.

@@ -53,13 +53,10 @@ class AdapterError(EngineError):
 class DeadlineError(EngineError):
     """Error: a request missed its deadline, or cannot meet it.
 
-    Attributes:
-        begun: whether the request had already been admitted from the queue.
-
     Args:
-        begun: whether the request had already been admitted from the queue.
-        cropping_s: minimum cropping time in seconds, if it exceeds the time left; otherwise None.
-        answering_s: estimated time in seconds from admission to result, if it exceeds the time left; otherwise None.
+        begun: whether the request had already been admitted from the queue. Also an attribute.
+        cropping_s: minimum cropping time in seconds if it exceeds the time left, else None.
+        answering_s: estimated time in seconds from admission to result if it exceeds the time left, else None.
     """
 
     def __init__(self, begun: bool, cropping_s: float | None = None, answering_s: float | None = None) -> None:
@@ -91,7 +88,7 @@ class Fallbacks(list[str]):
     """Collects messages about features that use a slower fallback on this machine; see `ModelInfo.fallbacks`."""
 
     def note(self, what: str) -> None:
-        """Add and log a message about a slower fallback, unless the message was added before."""
+        """Add a message about a slower fallback, and log it. A message is added only once."""
         if what not in self:
             self.append(what)
             log.warning("%s", what)

@@ -25,7 +25,7 @@ def bytes_of(rows: int, columns: int, yuv: bool) -> int:
 class YuvImage:
     """A decoded video frame in 8-bit YUV 4:2:0 with even sides, in main memory or on a CUDA device.
 
-    A frame on a CUDA device must be written on the legacy default stream, unless the writes have already ended.
+    Pixels on a CUDA device must be complete, or be written on the legacy default stream.
 
     Attributes:
         y: (height, width) uint8 luma.
@@ -68,7 +68,7 @@ class YuvImage:
         return YuvImage(*parts(pinned.to(device, non_blocking=True)), self.matrix, self.full_range)
 
     def part(self, x: int, y: int, width: int, height: int) -> YuvImage:
-        """Return a view of a rectangle of the frame, in pixels. Its edges are rounded to even pixels."""
+        """Return a view of a rectangle of the frame. Odd pixel positions and sizes are rounded down."""
         x, y, width, height = x & ~1, y & ~1, max(2, width & ~1), max(2, height & ~1)
         across, down = slice(x // 2, (x + width) // 2), slice(y // 2, (y + height) // 2)
         luma = self.y[y : y + height, x : x + width]

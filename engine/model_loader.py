@@ -114,8 +114,8 @@ def load_folder(folder: Path, place: torch.device, dtype: str | None, default: t
     Args:
         folder: the model folder.
         place: device of the weights.
-        dtype: name of the compute dtype, or None for `default`.
-        default: dtype if `dtype` is None.
+        dtype: name of the compute dtype, or None to use `default`.
+        default: default compute dtype.
 
     Raises:
         EngineError: if the dtype is unknown.
@@ -168,7 +168,7 @@ def start(
         model: the model on its device.
         config: engine configuration.
         texts: whether the model supports text tasks.
-        progress: callback for the progress of the preparation of a GPU.
+        progress: callback that reports the progress while a GPU is prepared.
 
     Raises:
         EngineError: if the device does not support the configured `kv_dtype`.
@@ -202,10 +202,10 @@ def step_loop(
     Args:
         executor: the executor.
         model: model of the executor.
-        config: engine configuration. `images_per_prefill` must be the value that the executor was created with.
+        config: engine configuration, with the same `images_per_prefill` as that of the executor.
         n_pages: number of KV cache pages.
         preparers: number of threads that prepare images.
-        from_images: whether the executor can draft answers from the detections in an image.
+        from_images: whether to use the vision encoder's detections as drafts (speculative decoding).
     """
     pool = PagePool(n_pages)
     pool.allocate(1)  # page 0 is for padding rows, see `Executor`

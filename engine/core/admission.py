@@ -119,10 +119,8 @@ class ServiceTime:
         self.deviation += (abs(error) - self.deviation) / 8
 
     def doubt(self, factor: float) -> None:
-        """Multiply the estimate by `factor` (below 1). Call this method when the estimate caused a rejection.
-
-        Rejected requests are not measured. Without `doubt`, an estimate that is too high would never decrease.
-        """
+        """Multiply the estimate by `factor` (below 1). Call this method when the estimate caused a rejection."""
+        # Rejected requests are not measured, so an estimate that is too high would otherwise never decrease.
         self.mean *= factor
         self.deviation *= factor
 
@@ -181,7 +179,7 @@ class Admission(Generic[ImageT]):
         return [request for stream in self._backlog for request in stream.waiting]
 
     def remembered(self) -> tuple[int, int]:
-        """Return the number of known streams, and the number of prompts with a stored draft answer. Thread-safe."""
+        """Return the number of streams, and the number of prompts with a stored answer (a draft). Thread-safe."""
         streams = list(self._streams.values())
         return len(streams), sum(len(stream.memory) for stream in streams)
 
@@ -224,7 +222,7 @@ class Admission(Generic[ImageT]):
         self._backlog[stream] = self._ready = None
 
     def planned(self, request: Request[ImageT]) -> None:
-        """Update the queue length after a request was divided into images and tiles. Call once per request."""
+        """Count the images and tiles of a divided request in the queue length. Call once per request."""
         self._length += request.n_waiting - 1
 
     def next(self, now: float) -> Request[ImageT] | None:
@@ -264,7 +262,7 @@ class Admission(Generic[ImageT]):
         return window
 
     def over(self, request: Request[ImageT], now: float, *, learn: bool) -> None:
-        """Record the end of a request. With `learn`, update the stream's service time estimate with its duration."""
+        """Record the end of a request. If `learn` is True, update the stream's estimated service time."""
         stream = self._streams.get(request.stream)
         if stream is None or not request.number:  # it was never queued
             return
@@ -278,11 +276,11 @@ class Admission(Generic[ImageT]):
                 stream.service.measured(now - request.begun_at)
 
     def wake_at(self, now: float) -> float:
-        """Return the earliest time in seconds at which `max_fps` permits a delayed request, or infinity."""
+        """Return the time in seconds at which the next stream delayed by `max_fps` may start a request, or infinity."""
         return min((stream.next_at for stream in self._backlog if stream.next_at > now), default=math.inf)
 
     def _earn(self, ready: list[Request[ImageT]]) -> None:
-        """Add scheduling credits to all streams, until one of the `ready` requests can be admitted."""
+        """Add scheduling credits to every stream, by weight, until one of the `ready` requests can be admitted."""
         streams = (self._streams[one.stream] for one in ready)
         rounds = min((1 - stream.credit) / stream.settings.weight for stream in streams)
         for stream in self._streams.values():
@@ -294,11 +292,10 @@ class Admission(Generic[ImageT]):
         return stale and stream.credit < self._most_credit(stream)
 
     def _most_credit(self, stream: Stream[ImageT]) -> float:
-        """Return the maximum number of scheduling credits of a stream."""
         return self._config.most_credit * max(1.0, stream.settings.weight)
 
     def _first(self, stream: Stream[ImageT], now: float) -> Request[ImageT] | None:
-        """Return the first request of a stream that can be admitted, or None.
+        """Return the next request of a stream if it can be admitted now, otherwise None.
 
         Frames that cannot meet their deadline are rejected with an error.
         """
@@ -351,13 +348,10 @@ class AdmissionLead:
     def prefilled(self, images: int, seconds: float, *, late: bool = False) -> None:
         """Record the duration of a prefill.
 
-        `admit_at` uses the shortest recent duration, because admitting images too early costs less than
-        admitting them too late.
-
         Args:
             images: number of images in the prefill.
             seconds: time from the start of the prefill until the step loop read its results.
-            late: whether the step loop noticed the end of the prefill too late. `seconds` is then multiplied by
+            late: whether the prefill ended before the step loop waited for it. `seconds` is then multiplied by
                 `lead_late`.
         """
         if late:
@@ -378,6 +372,7 @@ class AdmissionLead:
         Returns:
             A time in seconds, or infinity to admit only after the prefill.
         """
+        # The shortest duration counts, because admitting too early costs less than admitting too late.
         known, lead = self._prefills.get(images), self._prepare.seconds
         return begun + max(0.0, min(known) - lead) if known and lead > 0 else math.inf
 
@@ -448,9 +443,8 @@ class PagePool:
 class AdapterSlots:
     """Reference-counted device slots for LoRA adapters. Not thread-safe.
 
-    An adapter without references stays in its slot until the slot is assigned to another adapter. A slot has only a
-    weak reference to the adapter object. Slots are assigned only at admission, so no running step uses a slot that is
-    reassigned.
+    An adapter without references stays in its slot until another adapter needs the slot. Slots are assigned only at
+    admission, so an adapter is never replaced while a step uses it.
     """
 
     __slots__ = ("_holders", "_resident")
@@ -465,7 +459,7 @@ class AdapterSlots:
         return sum(not count for count in self._holders.values())
 
     def find(self, adapter: Adapter | None) -> int | None:
-        """Return the slot that contains the adapter. Otherwise return a free slot, or None if no slot is free."""
+        """Return the slot of the adapter. If it has none, return a free slot, or None if no slot is free."""
         if adapter is None:
             return NO_SLOT
         at = next((slot for slot, one in self._resident.items() if one() is adapter), None)
@@ -529,8 +523,7 @@ class Resources:
     def measure(self, window: PrefillWindow[Any]) -> None:
         """Compute the number of KV cache pages that a prefill window (image or tile with its prompts) needs.
 
-        If the image was encoded by an earlier request (`Engine.encode`), a reference to its pages is added. If the
-        window encodes an image for later requests, its pages are reserved. `drop` undoes both.
+        The pages of an encoded image (`Engine.encode`) are also reserved. `drop` cancels the reservation.
 
         Raises:
             RequestTooLargeError: if the window needs more resources than the engine has in total.
@@ -618,9 +611,9 @@ class Resources:
             sequence.batch_slot, sequence.pages = -1, ()
 
     def _share(self, sequence: Sequence[Any]) -> None:
-        """Share the full KV cache pages of a prompt with a branch (a sequence that continues the prompt).
+        """Let a branch (a sequence that continues a prompt) use the completely filled KV cache pages of the prompt.
 
-        The prompt of the branch then contains only the remaining tokens.
+        The tokens on these pages are removed from the prompt of the branch.
         """
         # Without an image, the prompt does not start at a page boundary.
         if sequence.trunk is None or not sequence.window.request.has_prefix:

@@ -52,7 +52,7 @@ NO_SLOT = 0
 
 
 class State(Enum):
-    """Scheduling state of a request, or of one image or tile of a request (prefill window)."""
+    """Scheduling state of a request, or of a prefill window (one image or tile with its prompts)."""
 
     WAITING = "waiting"  # queued; no work is done
     PLANNED = "planned"  # its pages are computed; it has a reference to its cached prefix, if any
@@ -66,8 +66,8 @@ class Sequence(Generic[ImageT]):
 
     Attributes:
         prompt: token IDs of the prompt.
-        values: (coordinate,) or (width, height), keyed by position in the prompt. Their embeddings replace the token
-            embeddings at these positions.
+        values: reference coordinates (coordinate,) and sizes (width, height), keyed by position in the prompt. Their
+            embeddings replace the token embeddings at these positions.
         output: state machine that decodes the answer.
         trunk: for a branch (see `OutputState.branches`), the earlier sequence whose prompt it continues; otherwise
             None. The branch shares the completely filled KV cache pages of that prompt.
@@ -136,8 +136,7 @@ class PrefillWindow(Generic[ImageT]):
     Attributes:
         request: request that contains the window.
         sequences: one sequence per prompt, followed by their branches (see `OutputState.branches`).
-        image: prepared (cropped) image, or None before preparation. Also None after the prefill or the end of the
-            request, to free device memory.
+        image: cropped image. None before cropping, after the prefill and after the end of the request.
         prepare: function that crops the image. A preparer thread calls it once, after admission.
         number: index of the tile; 0 is the whole image.
         tasks: index of the request's task for each sequence that is not a branch.
@@ -167,7 +166,7 @@ class PrefillWindow(Generic[ImageT]):
 
     @property
     def encodes(self) -> bool:
-        """Whether the vision encoder must encode an image in the prefill."""
+        """Whether the prefill of this window includes the encoding of an image."""
         return self.request.has_prefix and self.request.reads is None
 
     @property
@@ -197,14 +196,14 @@ class PrefillWindow(Generic[ImageT]):
                 sequence.memory = known
 
     def recall_from(self, drafts: abc.Mapping[abc.Hashable, object]) -> None:
-        """Use the answers of an earlier result, keyed by prompt, as drafts (speculative decoding)."""
+        """Use the answers that `drafts` of an earlier window returned as drafts (speculative decoding)."""
         for sequence in self.sequences:
             if sequence.output.draftable:
                 kept = drafts.get(self._draft_key(sequence))
                 sequence.memory = replace(kept) if isinstance(kept, DraftMemory) else DraftMemory()
 
     def drafts(self) -> dict[abc.Hashable, DraftMemory]:
-        """Return the finished answers, keyed by prompt, as drafts for the next image (speculative decoding)."""
+        """Return the finished answers, keyed by prompt, for use as drafts on the next image (speculative decoding)."""
         kept: dict[abc.Hashable, DraftMemory] = {}
         for one in self.sequences:
             if one.output.draftable:
@@ -227,8 +226,8 @@ class Request(Generic[ImageT]):
     """One call of `Engine.submit`: tasks on an image, on an encoded image, or without an image.
 
     Attributes:
-        make_windows: function that creates the prefill windows (the image and its tiles), at least one. The scheduler
-            calls it once for a frame. Other requests have `windows` when they are submitted.
+        make_windows: function that creates the prefill windows: the image and its tiles. For a frame, the scheduler
+            calls it once. For other requests, the windows are created before submission.
         done: callback (request, error or None) that the step loop's thread calls once, at the end of the request.
         deadline: `time.monotonic()` at which the request ends with an error.
         adapter: LoRA adapter, or None.
@@ -291,9 +290,9 @@ class Request(Generic[ImageT]):
 
     @property
     def n_waiting(self) -> int:
-        """Number of images and tiles (prefill windows) that are not admitted yet.
+        """Number of images and tiles of the request that are not admitted yet.
 
-        A request counts as one before it is divided into images and tiles.
+        An undivided request counts as one.
         """
         return max(1, len(self.windows)) - self.n_admitted
 
@@ -307,13 +306,13 @@ class StepKind(StrEnum):
 
 @dataclass(slots=True, eq=False)  # not frozen, which makes it four times as fast: one is created per sequence and step
 class ScheduledSequence(Generic[ImageT]):
-    """One row of a batch step: an input of a sequence, its position, and what the step samples for it.
+    """One row of a batch step: a decoder input of a sequence, its position, and the kind of value to sample.
 
     A sequence has one row in a step, or several if the step verifies a draft (speculative decoding).
 
     Attributes:
         sequence: the prompt and its growing answer.
-        phase: what the step samples for this row, for example a coordinate or a token.
+        phase: kind of value to sample, for example a coordinate or a token.
         position: position of the input token (decode), or of the first token of the prompt (prefill).
         rule: constraints on the sampled token, set by `Scheduler.finalize`.
         value: decoder input that the host supplies, such as a draft value. None if the input is the prompt, or the last
@@ -367,7 +366,7 @@ class Step(Generic[ImageT]):
 
     @property
     def imaged(self) -> list[PrefillWindow[ImageT]]:
-        """Prefill windows of the step whose image must be encoded. Valid until the step has ended."""
+        """Prefill windows of the step whose image must be encoded. The list is valid only until the step has ended."""
         return [window for window in self.windows if window.image is not None]
 
     @property
@@ -379,7 +378,7 @@ class Step(Generic[ImageT]):
 def remembered(known: dict[Task, T], task: Task, make: abc.Callable[[Task], T], most: int) -> T:
     """Return the cached value of a task, or compute it with `make(task)`.
 
-    The cache `known` is cleared when it has `most` entries. Tasks that are not hashable are not cached.
+    `known` is the cache. It is cleared when it contains `most` values. Tasks that are not hashable are not cached.
     """
     try:
         found = known.get(task)
@@ -393,13 +392,13 @@ def remembered(known: dict[Task, T], task: Task, make: abc.Callable[[Task], T], 
 
 
 class CropPace:
-    """Rejects requests that cannot be cropped before their deadline. Thread-safe.
+    """Rejects requests whose image cannot be cropped before the deadline. Thread-safe.
 
-    The lower bound of the cropping time per pixel is learned from measurements.
+    The class estimates a lower bound of the cropping time per pixel from measurements.
 
     Args:
         config: engine configuration.
-        seconds_per_pixel: initial lower bound.
+        seconds_per_pixel: lower bound before the first measurement.
     """
 
     __slots__ = ("_config", "_doubted", "_rate")
@@ -423,14 +422,13 @@ class CropPace:
         """Check that an image of `pixels` pixels can be cropped within `left_s` seconds.
 
         Raises:
-            DeadlineError: if the time is too short. The estimated cropping time per pixel is then slightly reduced,
-                because it may be too high.
+            DeadlineError: if the time is too short.
         """
         if left_s <= 0:
             raise DeadlineError(begun=False)
         needed_s = self._rate * pixels
         if needed_s > left_s:
-            self._rate *= self._config.crop_doubt
+            self._rate *= self._config.crop_doubt  # the estimate may be too high
             self._doubted = True
             raise DeadlineError(begun=False, cropping_s=needed_s)
 
@@ -443,8 +441,7 @@ class RequestMaker(Generic[ImageT]):
         config: engine configuration.
         limits: size limits of the model, such as its context length.
         prompts: converter from tasks to token IDs.
-        read: function (image, as_array) that returns the pixels of an image. With `as_array` True, they are a NumPy
-            array, which tiles need.
+        read: function (image, as_array) that returns the pixels of an image, as a NumPy array if `as_array` is True.
         cut: function (pixels, region) that crops and prepares an image for the executor. The region None is the whole
             image.
         pace: estimate of the cropping time.
@@ -561,7 +558,7 @@ class RequestMaker(Generic[ImageT]):
         return Sequence(ids, output, values)
 
     def _branches(self, sequences: abc.Sequence[Sequence[ImageT]]) -> list[Sequence[ImageT]]:
-        """Create the branches: sequences that decode parts of an answer in parallel (`OutputState.branches`)."""
+        """Return branches of the sequences, to decode parts of an answer in parallel (`OutputState.branches`)."""
         beside: list[Sequence[ImageT]] = []
         for one in sequences:
             for tokens, output in one.output.branches(self.max_branches - len(sequences) - len(beside)):
@@ -594,7 +591,7 @@ class RequestMaker(Generic[ImageT]):
             self._answer(future, kept, outcome)
 
     def _answer(self, future: ResultFuture, kept: bool, outcome: Result | BaseException) -> None:
-        """Set the result or error of a future unless it was cancelled, and count the outcome unless `kept` is True."""
+        """Set the result or error of a future, and count it unless `kept` is True. A cancelled future is skipped."""
         if not future.set_running_or_notify_cancel():
             return
         future.on_cancel = None
@@ -637,7 +634,7 @@ class _Source(Generic[ImageT]):
             request.size = request.image.shape[1], request.image.shape[0]
 
     def on_device(self) -> bool:
-        """Read the image and return whether its pixels are already on the device."""
+        """Read the image, and return whether its pixels are already on the device."""
         begun = time.monotonic()
         pixels = self._read()
         with self._lock:
@@ -645,10 +642,10 @@ class _Source(Generic[ImageT]):
         return self._maker.on_device(pixels)
 
     def cut(self, number: int) -> ImageT:
-        """Crop and prepare the whole image (`number` 0), or the tile with the index `number` (1 or higher).
+        """Crop and prepare the whole image if `number` is 0, otherwise the tile with the index `number`.
 
         Raises:
-            DeadlineError: if there is not enough time before the deadline.
+            DeadlineError: if too little time is left before the deadline.
         """
         request, maker, begun = self._request, self._maker, time.monotonic()
         pixels = self._read()
@@ -684,7 +681,7 @@ class _Source(Generic[ImageT]):
         return cast("Pixels", image)
 
     def crops(self, number: int) -> abc.Callable[[], ImageT]:
-        """Return a function that crops the whole image (`number` 0) or a tile, and caches the result."""
+        """Return a function that crops the whole image (if `number` is 0) or a tile once, and caches the result."""
         self._uncut += 1
         lock, made = threading.Lock(), list[ImageT]()
 

@@ -72,7 +72,7 @@ class Scheduler(Generic[ImageT]):
         pool: pool of free KV cache pages.
         prefix_length: number of tokens of an image prefix (BOS and image tokens).
         clock: function that returns the current time in seconds, such as `time.monotonic`.
-        from_images: whether the vision encoder's detections can be drafts of answers.
+        from_images: whether to use the vision encoder's detections as drafts (speculative decoding).
 
     Attributes:
         admission: queued requests by stream.
@@ -128,7 +128,7 @@ class Scheduler(Generic[ImageT]):
 
     @property
     def prefill_room(self) -> int:
-        """Number of requests that can still be admitted to the next prefill."""
+        """Number of further requests that can be admitted to the next prefill."""
         begun = sum(not window.number for window in self._admitted)
         return min(self._window_room, self._config.requests_per_prefill - begun)
 
@@ -137,17 +137,13 @@ class Scheduler(Generic[ImageT]):
         return self._config.images_per_prefill - len(self._admitted)
 
     def wake_at(self, now: float) -> float:
-        """Return the earliest time in seconds at which a deadline passes, or `max_fps` permits a request."""
+        """Return the time in seconds at which the next deadline passes or `max_fps` permits a request."""
         return min(self.soonest, self.admission.wake_at(now))
 
     # ---- requests
 
     def submit(self, request: Request[ImageT], stream: abc.Hashable = None) -> None:
-        """Queue a request.
-
-        A request that needs more resources than the engine has in total ends with an error: immediately if it is
-        already divided into images and tiles, otherwise before its admission.
-        """
+        """Queue a request. It ends with an error if it needs more resources than the engine has in total."""
         if request.windows and not self._measure(request):
             return
         self.admission.offer(request, stream, self._clock())
@@ -175,7 +171,7 @@ class Scheduler(Generic[ImageT]):
         self.soonest = min((request.deadline for request in self._timed), default=math.inf)
 
     def cancel_waiting(self, error: BaseException) -> None:
-        """End all queued requests with an error, except partly admitted requests."""
+        """End all queued requests with an error. Requests with an admitted image or tile continue."""
         for request in self.admission.requests:
             if request.begun_at is None:
                 self.cancel(request, error)
@@ -192,7 +188,7 @@ class Scheduler(Generic[ImageT]):
         self.resources.release_prefix(kept)
 
     def report(self) -> None:
-        """Call the `done` callbacks of finished requests. Call this method while the device is busy."""
+        """Call the `done` callbacks of finished requests. Call this method while the device is busy, to save time."""
         while self._complete:
             request = self._complete.pop(0)
             request.done(request, None)
@@ -215,7 +211,7 @@ class Scheduler(Generic[ImageT]):
                 self._take(self.admission.admit(request, now))
 
     def take_unprepared(self) -> list[PrefillWindow[ImageT]]:
-        """Return the images and tiles (prefill windows) that were admitted since the last call and must be cropped."""
+        """Return the prefill windows to crop: the images and tiles that were admitted since the last call."""
         taken, self._unprepared = self._unprepared, []
         return taken
 
@@ -235,7 +231,7 @@ class Scheduler(Generic[ImageT]):
         self._measure(request)
 
     def _measure(self, request: Request[ImageT]) -> bool:
-        """Compute the resources of a request. If the engine has too few, end the request and return False."""
+        """Compute the resources that a request needs. On an error, end the request and return False."""
         try:
             for window in request.windows:
                 self.resources.measure(window)
@@ -262,10 +258,8 @@ class Scheduler(Generic[ImageT]):
     # ---- steps
 
     def next_step(self) -> Step[ImageT] | None:
-        """Return the next batch step to launch, or None. Call `admit` after the launch.
-
-        Before a decode step, no images are admitted, so that the step launches without delay.
-        """
+        """Return the next batch step to launch, or None. Call `admit` after the launch."""
+        # Before a decode step, no images are admitted, so that the step launches without delay.
         step = None
         if self._decoding and not self._prefills_in_turn():
             step = self._choose()
@@ -480,8 +474,7 @@ class StepSlots:
     3. Finalized: sampling and the copy of the results are also queued.
     4. Committed: the host has read the results. The slot is free again.
 
-    Steps are finalized and committed in launch order. If a launch or finalization fails, the step is aborted. The names
-    of the states are from the public article 'Popping the GPU Bubble'.
+    Steps are finalized and committed in launch order. If a launch or finalization fails, the step is aborted.
 
     Args:
         depth: number of slots. With 1, the host waits for each step. With 2, one step is queued ahead.

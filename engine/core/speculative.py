@@ -10,8 +10,7 @@ If the vision encoder of a model is an object detector, its detections are the d
 single images.
 
 A step with few rows takes about the same time as a step with one row. A step has at most as many rows as batch slots.
-If the drafts of a prompt save too few steps, drafting is paused for that prompt. Each pause is twice as long as the
-previous one.
+If the drafts of a prompt save too few steps, drafting is paused for that prompt.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Speculation:
 
     Args:
         config: engine configuration.
-        from_images: whether the vision encoder's detections can be drafts of answers.
+        from_images: whether to use the vision encoder's detections as drafts.
 
     Attributes:
         drafted: total number of draft values.
@@ -47,7 +46,7 @@ class Speculation:
         self.drafted = self.accepted = self.saved = 0
 
     def first_rows(self, window: PrefillWindow[Any], left: int, *, certain: bool) -> Rows:
-        """Return the batch rows of a prefill: one row per prompt, and one row per draft value.
+        """Return the batch rows of a prefill window: one row per prompt and one per draft value (speculative decoding).
 
         Args:
             window: image or tile, with its prompts.
@@ -72,9 +71,10 @@ class Speculation:
         return scheduled
 
     def next_rows(self, sequence: Answer[Any], left: int) -> Rows:
-        """Return the batch rows of a sequence in a decode step: one row, plus at most `left` rows for draft values.
+        """Return the batch rows of a sequence in a decode step.
 
-        The list is empty if the answer is complete.
+        The rows are one row for the next value, and at most `left` rows that verify draft values. The list is empty if
+        the answer is complete.
         """
         phase = sequence.output.next_phase()
         if phase is None:
@@ -119,14 +119,14 @@ class Speculation:
         return complete
 
     def _draft(self, rows: Rows, draft: Sequence[FedValue]) -> int:
-        """Append one batch row per draft value (speculative decoding). Return the number of appended rows."""
+        """Append one batch row for each draft value. Return the number of appended rows."""
         drafted = _extend(rows, draft)
         rows[0].sequence.drafted += drafted
         self.drafted += drafted
         return drafted
 
     def _verify(self, rows: Sequence[ScheduledSequence[Any]], sampled: Sequence[Sampled]) -> tuple[int, bool]:
-        """Compare draft values with samples. Accepted samples are appended to the answer; others are the next draft.
+        """Verify a draft. Accepted samples are appended to the answer; the remaining samples become the next draft.
 
         Returns:
             The number of accepted samples, and whether the answer is complete.
@@ -162,7 +162,7 @@ class Speculation:
 
 
 def drafted_from_images(step: Step[Any]) -> list[tuple[int, Rows]]:
-    """Return image index and batch rows of each sequence that is drafted from the detections in its image.
+    """Return the sequences whose drafts are the detections in their image, each as (image index, batch rows).
 
     Call this function before `Scheduler.commit`.
     """
@@ -179,7 +179,7 @@ def drafted_from_images(step: Step[Any]) -> list[tuple[int, Rows]]:
 def put_found(rows: Rows, objects: Sequence[Sequence[float]]) -> None:
     """Replace the placeholders (`FROM_IMAGE`) in the draft of a sequence by detected boxes.
 
-    If there are more placeholders than boxes, the remaining placeholders become zeros.
+    Placeholders without a box become zeros.
 
     Args:
         rows: batch rows of the sequence.
@@ -194,7 +194,7 @@ def put_found(rows: Rows, objects: Sequence[Sequence[float]]) -> None:
 
 
 def _found_values(sequence: Answer[Any], start: int, count: int | None = None) -> list[FedValue]:
-    """Convert detected boxes to decoder inputs. Return at most `count` inputs, from index `start`."""
+    """Convert detected boxes to decoder inputs. Return the inputs from index `start`, at most `count`."""
     sizes = Phase.SIZE in sequence.output.phases
     each = 3 if sizes else 2
     first, values = start // each, list[FedValue]()
@@ -208,7 +208,7 @@ def _found_values(sequence: Answer[Any], start: int, count: int | None = None) -
 
 
 def _extend(rows: Rows, draft: Sequence[FedValue]) -> int:
-    """Append one batch row per decoder input, up to the maximum answer length. Return the number of appended rows."""
+    """Append one batch row per value of `draft` until the answer is complete. Return the number of new rows."""
     sequence = rows[0].sequence
     for number, value in enumerate(draft):
         phase = sequence.output.next_phase()

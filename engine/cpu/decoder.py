@@ -87,8 +87,8 @@ class FusedDecoder:
     Both dtypes have the same average precision on the validation set.
 
     Args:
-        text: the decoder. Its weights become views of the concatenated weights. Additional memory is needed only if
-            `prefixes` is another dtype.
+        text: the decoder. Its weights become views of the concatenated weights. If `prefixes` is another dtype, a
+            second copy of the weights is stored.
         prefixes: dtype for image prefixes (BOS and image tokens). The default is the dtype of the decoder.
     """
 
@@ -103,7 +103,7 @@ class FusedDecoder:
     def __call__(
         self, x: torch.Tensor, positions: torch.Tensor, cache: CpuPagedRows, mask: torch.Tensor
     ) -> torch.Tensor:
-        """Return the hidden states of embeddings; see `TextDecoder.forward`. `mask` is an additive attention mask."""
+        """Run the decoder blocks on embeddings; see `TextDecoder.forward`. `mask` is an additive attention mask."""
         rotation = self._cosine[positions].unsqueeze(2), self._sine[positions].unsqueeze(2)
         ops = _FusedOps(x, positions, rotation, mask)
         run_blocks(self._layers, cache.layers(positions), ops)
@@ -208,8 +208,8 @@ def _rotate(x: torch.Tensor, rotation: _Rotation) -> None:
 class CpuPagedCache:
     """Paged KV cache for CPUs, a tensor (n_layers, n_pages · page_size, 2 · n_kv_heads · head_dim).
 
-    In a layer, the keys and values of a token are contiguous, keys first. Copying these rows is four times as fast as
-    indexing the layout of `cuda.paged_cache`. `core.admission.PagePool` allocates the pages.
+    In a layer, the keys and values of a token are contiguous, keys first. Reading them is four times as fast as in the
+    layout of `cuda.paged_cache`. `core.admission.PagePool` allocates the pages.
 
     Args:
         model: model that determines the shape.
@@ -237,7 +237,7 @@ class CpuPagedCache:
         return self.prefix_pages + max(0, -(-(position - self.prefix_length) // self.page_size))
 
     def rows(self, table: torch.Tensor, length: int | None = None) -> CpuPagedRows:
-        """Return a view of the sequences in a page table; see `runner.PagedCache.rows`."""
+        """Return a view of the KV cache for the sequences in a page table; see `runner.PagedCache.rows`."""
         assert length is not None
         return CpuPagedRows(self, table, length)
 
@@ -262,7 +262,7 @@ class CpuPagedRows:
         )
 
     def layers(self, positions: torch.Tensor) -> Sequence[CpuPagedLayer]:
-        """Return the KV cache of each decoder layer. New keys are stored at `positions` (rows, length) int64."""
+        """Return the KV cache of each layer. Layers store new keys and values at `positions` (rows, length) int64."""
         at = self._tokens.gather(1, positions).view(-1)
         return [CpuPagedLayer(both, self._cache.heads, self._tokens, at) for both in self._cache.both]
 
@@ -276,7 +276,7 @@ class CpuPagedRows:
 
 
 class CpuPagedLayer:
-    """One layer of the KV cache, with the indices of the tokens to read (`seen`) and to write (`at`)."""
+    """One layer of the KV cache. Tokens are read at the indices `seen`, and written at the indices `at`."""
 
     __slots__ = ("_at", "_both", "_seen", "_shape")
 
@@ -293,6 +293,6 @@ class CpuPagedLayer:
         self._both.index_copy_(0, self._at, kv.reshape(len(self._at), -1))
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies of the keys and values of the tokens `seen`, each (rows, heads, keys, head_dim)."""
+        """Return copies of the keys and values at the indices `seen`, each (rows, heads, keys, head_dim)."""
         k, v = self._both.index_select(0, self._seen).view(self._shape).transpose(1, 3).unbind(2)
         return k, v

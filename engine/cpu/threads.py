@@ -93,8 +93,8 @@ class ImageThreads:
 def step_threads() -> int:
     """Return the number of threads for the operations of a batch step.
 
-    The number is PyTorch's setting, or half of the CPUs if PyTorch would use all CPUs. OpenMP threads wait for each
-    other at about 300 barriers per image. With one thread on every CPU, any other process delays all threads.
+    PyTorch's number is used if it is below the number of CPUs or set by OMP_NUM_THREADS. Otherwise it is half of the
+    CPUs. With one thread on every CPU, any other process delays all threads.
 
     | nano on two loaded CPUs, time per image | p50 | p99 |
     |---|---|---|
@@ -110,7 +110,7 @@ def step_threads() -> int:
 def image_threads() -> ImageThreads:
     """Create an `ImageThreads` that chooses between `step_threads()` and one thread per CPU.
 
-    If busy-waiting of OpenMP threads cannot be limited (`limit_spinning`), the number is always `step_threads()`.
+    It always chooses `step_threads()` if busy-waiting of OpenMP threads cannot be limited (`limit_spinning`).
     """
     import torch
 
@@ -121,9 +121,9 @@ def image_threads() -> ImageThreads:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Run the `with` block with one OpenMP thread: the calling thread.
+    """Run the `with` block with one OpenMP thread, so that OpenMP starts no additional threads.
 
-    Otherwise OpenMP starts additional threads, which stay alive. More OpenMP threads than CPUs slow down batch steps.
+    Additional threads would stay alive, and slow down batch steps.
     """
     import torch
 

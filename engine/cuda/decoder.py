@@ -190,7 +190,7 @@ class PackedRunner(Runner):
 class _TokenOps:
     """Operations of a decoder block (`BlockOps`) for one token per row.
 
-    The output of a block (`before` plus `bias`) is added to the residual x by the layer norm of the next block.
+    The output of a block is `before` plus `bias`. The layer norm of the next block adds it to the residual x.
     """
 
     def __init__(

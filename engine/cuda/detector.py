@@ -1,7 +1,7 @@
 """Object detector on CUDA. One kernel computes a convolution with its bias and activation.
 
-The structure is that of `cpu.layers`, with CUDA layers. Triton is required. cuDNN would need three kernels per
-convolution, and half a minute at the start to choose an algorithm for each of 117 layers and each batch size.
+The structure is that of `cpu.layers`, with CUDA layers. Triton is required. cuDNN is not used, because it needs three
+kernels per convolution, and half a minute to choose algorithms at the start.
 """
 
 from __future__ import annotations

@@ -19,14 +19,14 @@ _LIMIT = 0.01  # maximum relative error of a correct result; 0.003 in bf16
 class ImageAttention:
     """Bidirectional attention between the tokens of each image.
 
-    The constructor tests the Gluon kernel on two images. Do not call the constructor during graph capture.
+    Create an instance before CUDA graph capture, because the constructor tests the Gluon kernel.
 
     Args:
         device, dtype: device and dtype of the heads.
         n_heads, n_kv_heads: number of query heads, and number of key and value heads.
         head_dim: width of a head.
         tokens: number of tokens per image.
-        fallbacks: receives a note if the Gluon kernel does not run.
+        fallbacks: collects a message if the Gluon kernel does not run.
     """
 
     def __init__(

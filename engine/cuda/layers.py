@@ -101,8 +101,8 @@ class PackedExperts:
 class PackedLayer:
     """Weights of one decoder block in the format of the CUDA kernels.
 
-    In a dense block, two matrices are stored: QKV with fc1, and attention projection with fc2. In a block with experts,
-    they are QKV and the attention projection.
+    In a dense block, QKV and fc1 form one matrix. The attention projection and fc2 form another matrix. In a block with
+    experts, the two matrices contain only QKV and the attention projection.
     """
 
     __slots__ = ("experts", "into", "norm", "number", "out", "temperature")
@@ -125,8 +125,8 @@ class PackedBlocks:
     """All decoder blocks in the format of the CUDA kernels, with their KV cache and attention kernels.
 
     Args:
-        model: a model that `supports` accepts. Its weights are packed layer by layer, and its modules share them. With
-            FP8 weights, the modules become unusable, which frees half of the memory.
+        model: a model that `supports` accepts. Its modules share the packed weights. With FP8 weights, its modules
+            become unusable, to save memory.
         cache: the paged KV cache.
         fallbacks: collects messages about slower implementations that are used.
 

@@ -20,7 +20,7 @@ _ONE_ROW = gemv.Shape(4, 4, True), gemv.Shape(2, 4, True)
 
 
 class Fp8(Enum):
-    """Use of FP8 in a linear layer: none, only weights (in GEMMs with few rows), or weights and activations."""
+    """How a linear layer uses FP8: not at all, for weights in GEMMs with few rows, or for weights and activations."""
 
     NONE = auto()
     WEIGHTS = auto()
@@ -72,7 +72,7 @@ class PackedLinear:
     def few(self, x: torch.Tensor, out: torch.Tensor, *, pdl: bool = False, late: bool = False) -> torch.Tensor:
         """Compute the linear layer for few rows (`skinny_gemm`), and return `out`.
 
-        If `out` has three dimensions (split-K), the result consists of partial sums without bias.
+        If `out` is (split_k, rows, outputs), it receives the split-K partial sums, without bias.
         """
         bias = self.bias if out.ndim == 2 else None
         return skinny_gemm(x, self.weight, out, scale=self.scale, bias=bias, pdl=pdl, late=late)
@@ -91,9 +91,9 @@ def add_layernorm_rows(
     fp8: bool,
     plain: torch.Tensor | None = None,
 ) -> Rows:
-    """Add `delta` to x in place. Return the layer norm of x, in FP8 if `fp8` is True, else in half precision.
+    """Add `delta` to x in place. Return the layer norm of the sum, in FP8 if `fp8` is True.
 
-    If `plain` is given, it receives the layer norm in half precision.
+    If `plain` is given, the layer norm is also written to `plain` in half precision.
     """
     if not fp8:
         return add_layernorm(x, delta, norm, plain), None
@@ -133,7 +133,7 @@ class BinHead:
         return self._pdl and self._skinny and rows <= MAX_ROWS
 
     def scores(self, hidden: torch.Tensor, wanted: bool) -> region_sampling.Scores:
-        """Compute bin logits for hidden states (rows, dim). If `wanted` is False, return uninitialized memory."""
+        """Compute bin logits for hidden states (rows, dim). If `wanted` is False, the result may be uninitialized."""
         head, rows, width = self._head, len(hidden), len(self._no_bias)
         if not self._skinny or rows > MAX_ROWS:
             return (head(hidden) if wanted else hidden.new_empty(rows, width)).unsqueeze(0), self._no_bias

@@ -1,6 +1,6 @@
 """Decoder blocks on CUDA for a single row.
 
-Each arrow separates two kernels of a block:
+The kernels of a block, in order, separated by arrows:
 
     dense    norm, QKV, MLP fc1 → attention, MLP fc2 → attention projection
     experts  norm, QKV, attention temperature, router → attention → fc1, attention projection → fc2
@@ -53,7 +53,7 @@ class OneRow:
 
     Args:
         blocks: blocks of the decoder.
-        logits: (layers, rows, experts) float32 buffer for router logits, of which row 0 is used; None without experts.
+        logits: (layers, rows, experts) float32 buffer for router logits, or None without experts. Only row 0 is used.
     """
 
     def __init__(self, blocks: PackedBlocks, logits: torch.Tensor | None) -> None:
@@ -107,11 +107,11 @@ class OneRowOps:
         self._row, self.x, self._rows, self._pdl = row, x, rows, pdl
 
     def norm(self, layer: PackedLayer) -> torch.Tensor:
-        """Return the residual. The kernel of `heads` computes the layer norm."""
+        """Return the residual, because the kernel of `heads` computes the layer norm."""
         return self.x
 
     def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:
-        """Compute layer norm, queries, keys and values. The kernel also computes fc1 of a dense MLP, or the router."""
+        """Compute layer norm, queries, keys and values, and fc1 of a dense MLP or the router of the experts."""
         row, into = self._row, layer.into
         weights = into.weight, into.scale, into.bias
         if layer.temperature is None:
@@ -133,15 +133,15 @@ class OneRowOps:
         return row.heads
 
     def temper(self, layer: PackedLayer, heads: torch.Tensor) -> torch.Tensor:
-        """Return `heads`. The attention kernel applies the attention temperature."""
+        """Return `heads` unchanged, because the attention kernel applies the attention temperature."""
         return heads
 
     def write_kv(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> None:
-        """Raise NotImplementedError: a step with a single row never stores keys without attention."""
+        """Raise NotImplementedError. For a single row, the attention kernel stores keys and values."""
         raise NotImplementedError
 
     def attend(self, layer: PackedLayer, heads: torch.Tensor, cache: LayerCache) -> torch.Tensor:
-        """Return the attention output. The kernel also computes fc2 of a dense MLP."""
+        """Return the attention output. In a dense block, the same kernel also computes fc2 of the MLP."""
         row, dim, dense = self._row, self._row.blocks.text.dim, layer.experts is None
         row.blocks.attention.attend(
             heads,

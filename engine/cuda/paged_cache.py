@@ -23,7 +23,7 @@ LayerCache = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor
 class PagedLayer:
     """One layer of the paged KV cache, for the sequences of a page table.
 
-    New keys and values are stored at the page and offset indices in `at`, each (rows, length).
+    `at` contains the page indices and the offsets in these pages, each (rows, length), of new keys and values.
     """
 
     __slots__ = ("_at", "_dtype", "_layer", "_table")
@@ -65,7 +65,7 @@ class PagedLayer:
 
 
 class PagedRows:
-    """View of sequences in the paged KV cache by page table (rows, pages). The image prefix pages come first."""
+    """View of the paged KV cache for the sequences in a page table (rows, pages). Image prefix pages come first."""
 
     __slots__ = ("_cache", "_table", "key_positions")
 
@@ -74,7 +74,7 @@ class PagedRows:
         self.key_positions = cache.key_positions[: table.shape[1] * cache.page_size]
 
     def layers(self, positions: torch.Tensor) -> Sequence[PagedLayer]:
-        """Return the KV cache of each decoder layer. New keys are stored at `positions` (rows, length) int64."""
+        """Return the KV cache of each layer. Layers store new keys and values at `positions` (rows, length) int64."""
         cache = self._cache
         # Private pages start on a new page; the rest of the prefix's last page stays unused.
         index = torch.where(positions < cache.prefix_length, positions, positions + cache.gap)
@@ -120,15 +120,12 @@ class PagedCache:
         self.key_positions = torch.where(private, index - self.gap, unused)
 
     def rows(self, table: torch.Tensor, length: int | None = None) -> PagedRows:
-        """Return a view of the sequences in a page table (rows, pages), with all pages. `length` is ignored."""
+        """Return a view of the KV cache for the sequences in a page table (rows, pages). `length` is not used."""
         return PagedRows(self, table)
 
 
 def pages_for(model: Model, page_size: int, max_sequences: int, kv_dtype: str | None = None) -> int:
-    """Return the number of KV cache pages to allocate.
-
-    The number suffices for `max_sequences` sequences, unless the free GPU memory is smaller.
-    """
+    """Return the number of KV cache pages to allocate, for `max_sequences` sequences if the free memory suffices."""
     if model.device.type != "cuda":
         return _PAGES_CPU
     limits = model.limits

@@ -1,6 +1,6 @@
-"""Prefill on CUDA: image prefixes (BOS and image tokens) and prompts in the same GEMMs. Triton is required.
+"""Prefill on CUDA. Image prefixes (BOS and image tokens) and prompts share their GEMMs. Triton is required.
 
-Without images, this module also processes long prompts after a cached prefix, and decode steps with many rows.
+The module also processes long prompts after a cached prefix, and decode steps with many rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Prefilled:
         normed: layer norm in the dtype of the GEMMs.
         plain: layer norm in half precision, for routers and LoRA adapters.
         prompts: layer norm of the prompt rows only, for a dense MLP with FP8 in the last layer.
-        wide: queries, keys and values. In FP8, also the inputs of GELU in a dense MLP.
+        wide: queries, keys and values. With FP8, the inputs of GELU in a dense MLP may follow.
         products: partial sums of the attention temperature.
         parts: results of the experts.
     """
@@ -46,7 +46,7 @@ class _Prefilled:
 class PrefillOps:
     """Operations of a decoder block (`BlockOps`) during prefill: image prefixes, followed by prompts.
 
-    The output of a block (`before`) is added to the residual x by the layer norm of the next block.
+    `before` is the output of a block. The layer norm of the next block adds it to the residual x.
 
     Args:
         blocks: blocks of the decoder.
@@ -72,11 +72,12 @@ class PrefillOps:
         self.before: torch.Tensor | None = None
 
     def _is_last(self, layer: PackedLayer) -> bool:
-        """Return whether this is the last layer of a prefill with images, in which images need only keys and values."""
+        """Return whether this is the last layer of a prefill with images."""
+        # In this layer, images need only keys and values.
         return self._prefix_rows > 0 and layer.number == len(self._blocks.layers) - 1
 
     def norm(self, layer: PackedLayer) -> _Prefilled:
-        """Return the layer norm in the dtype of the GEMMs. Routers and LoRA adapters need it in half precision."""
+        """Return the layer norm in the dtype of the GEMMs, and also in half precision for routers and LoRA adapters."""
         fp8 = self._blocks.fp8_rows
         if layer.experts is None and self._adapters is None:
             rows, at = _Prefilled(add_layernorm_rows(self.x, self.before, layer.norm, fp8)), self._prefix_rows
@@ -93,7 +94,7 @@ class PrefillOps:
     def _experts(
         self, experts: PackedExperts, normed: Rows, plain: torch.Tensor, stream: torch.cuda.Stream | None = None
     ) -> torch.Tensor:
-        """Return (1 + top, rows, dim): space for the attention output, then the results of the experts."""
+        """Compute the experts. Return (1 + top, rows, dim): index 0 is free for attention, the others are experts."""
         parts = plain.new_empty(1 + self._blocks.top, *plain.shape)
         with torch.cuda.stream(stream):
             experts.many(normed, plain, parts[1:])
@@ -110,7 +111,7 @@ class PrefillOps:
         return layer.experts is not None and not self._is_last(layer)
 
     def heads(self, layer: PackedLayer, normed: _Prefilled, kv_only: bool) -> _Prefilled:
-        """Compute queries, keys and values. In some layers, the GEMM also computes the inputs of GELU in the MLP."""
+        """Compute queries, keys and values, and the inputs of the MLP's GELU if the same GEMM computes them."""
         # cuBLAS has no GELU epilogue for FP8, so one GEMM computes heads and MLP. The last MLP has few rows.
         width = self._blocks.heads
         apart = normed.normed[1] is None or self._is_last(layer)
@@ -124,7 +125,7 @@ class PrefillOps:
         return normed
 
     def temper(self, layer: PackedLayer, heads: _Prefilled) -> _Prefilled:
-        """Compute partial sums of the attention temperature. The attention kernels apply the temperature."""
+        """Compute the partial sums of the attention temperature, which the attention kernels apply later."""
         assert heads.wide is not None
         assert layer.temperature is not None
         blocks, rows, wide = self._blocks, len(self.x), heads.wide
@@ -147,7 +148,7 @@ class PrefillOps:
         self._blocks.attention.write_kv(qkv, *self._prompts, cache, prefixes=self._prefixes, temperature=temperature)
 
     def attend(self, layer: PackedLayer, heads: _Prefilled, cache: LayerCache) -> _Seen:
-        """Return the attention output: bidirectional for images, causal for prompts. The last layer skips images."""
+        """Return the attention output: bidirectional for images, causal for prompts. The last layer omits images."""
         assert heads.wide is not None
         blocks, at, last = self._blocks, self._prefix_rows, self._is_last(layer)
         qkv = heads.wide[:, : blocks.heads]
@@ -183,7 +184,7 @@ class PrefillOps:
         return None if first is whole else first, attended
 
     def add(self, layer: PackedLayer, attended: _Seen, normed: _Prefilled) -> None:
-        """Compute the output of the block (`before`): the attention projection, and the MLP or experts."""
+        """Compute `before`, the output of the block: the attention projection plus the MLP or experts."""
         assert normed.wide is not None
         blocks, out, (first, seen) = self._blocks, layer.out, attended
         fp8 = blocks.fp8_rows

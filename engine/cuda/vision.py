@@ -36,7 +36,7 @@ def _packed(module: nn.Linear, fp8: Fp8) -> PackedLinear:
 
 
 class PackedVision:
-    """Vision encoder of a model with packed weights. With FP8, the PyTorch blocks of the model become unusable.
+    """Vision encoder with packed weights. With FP8, the PyTorch blocks of the model's vision encoder become unusable.
 
     Args:
         model: a model that `supports` accepts.
@@ -65,7 +65,7 @@ class PackedVision:
         return self._run(crops, -1)[1]
 
     def two_depths(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the features after the block with index `block`, and after the last block, for normalized crops."""
+        """Return two features of normalized crops: after the block with index `block`, and after the last block."""
         return self._run(crops, block)
 
     def _run(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:

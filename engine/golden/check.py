@@ -3,8 +3,8 @@
 A golden folder contains config.json, model.safetensors, cases.json and images/. There are two kinds of golden folders:
 
 - With arrays.safetensors: intermediate tensors, logits for a question, and answers. The answers were decoded greedily
-  with at most 6 objects and 24 tokens. A bias on the end token sets the score threshold to sigmoid(bias). The reference
-  decoder (`reference.Generator`) and the engine are both compared.
+  with at most 6 objects and 24 tokens. The score threshold was sigmoid(bias), with a bias on the logit of the end
+  token. The reference decoder (`reference.Generator`) and the engine are both compared.
 - Without arrays.safetensors: calls of the reference's public API, with prompt token IDs and answers. Only the engine is
   compared (`check_engine`).
 
@@ -90,7 +90,7 @@ def check(
 
 
 def _read_as_made(heads: object, path: Path) -> None:
-    """Select the normalization of hidden states (reading) that checks.json specifies, if this file exists."""
+    """Select the normalization of the hidden states that checks.json names, if this file exists."""
     if path.is_file() and isinstance(heads, ReadableHeads):
         made = json.loads(path.read_text(encoding="utf-8")).get("region")
         reading = {"vllm": "post_ln_ln"}.get(made, made)
@@ -160,7 +160,7 @@ class _Checker:
         prefix: DenseCache,
         plain: Callable[[DecodedObject], dict[str, float]],
     ) -> None:
-        """Detect or point at each label with each score threshold, and compare the objects with the stored objects."""
+        """Compare detected boxes or points with the stored ones, for each label and each score threshold."""
         sized = skill == "detect"
         rows = [(name, bias) for name, by_bias in case[skill].items() for bias in by_bias]
         ids = [self.prompts.objects(skill, name) for name, _ in rows]

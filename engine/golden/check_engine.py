@@ -35,7 +35,7 @@ ANYTHING, ANY_NUMBER = math.inf, sys.float_info.max
 
 @dataclass(slots=True)
 class Quantity:
-    """Comparison of a quantity, such as boxes or logits: tolerance, number of differences, and largest difference."""
+    """Result of comparing a quantity, such as boxes or logits: tolerance, number of differences, largest difference."""
 
     name: str
     tolerance: float
@@ -50,7 +50,7 @@ class Quantity:
         return self.worst <= self.tolerance
 
     def add(self, difference: float, where: str) -> None:
-        """Record the difference of one comparison. `where` names the compared value in the report."""
+        """Record the difference between a value and its stored reference. `where` names the value in the report."""
         self.compared += 1
         self.differing += difference != 0
         if math.isnan(difference):
@@ -174,9 +174,9 @@ def _title(task: Task) -> str:
 
 
 def _batches(folder: Path, case: dict[str, Any]) -> list[tuple[NDArray[np.uint8] | None, list[_Call]]]:
-    """Group the requests of a case in cases.json into batches of distinct requests.
+    """Group the requests of a case in cases.json into batches. No request occurs twice in a batch.
 
-    Requests on the image and requests without an image are in separate batches.
+    Requests with an image and requests without an image are in separate batches.
     """
     name = str(case["image"])
     image = read_image(folder / name)

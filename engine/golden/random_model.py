@@ -35,8 +35,8 @@ def random_engine(
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         dtype: 'float32', 'bfloat16', 'float16' or 'fp8'. The default is float32 on a CPU, else bfloat16.
         depth: number of step slots, 1 or 2.
-        config: configuration of the architecture. The default is that of the architecture `name`.
-        name: one of `registry.RANDOM`.
+        config: configuration of the model. None uses the default of the architecture `name`.
+        name: name of the architecture, one of `registry.RANDOM`.
         n_pages: number of KV cache pages. The default is enough for 32 images of Moondream 2 with 50 objects each.
         seed: seed of the random weights.
         kv_dtype: 'fp8' stores the KV cache in FP8; None uses the model's dtype.

@@ -19,7 +19,7 @@ from saccade.engine.tasks.objects import DecodedObject, logit
 
 @dataclass(slots=True)
 class Prefilled:
-    """Result of a prefill: last hidden states (rows, dim), next positions (rows,) and KV cache."""
+    """Result of a prefill: last hidden states (rows, dim), positions of the next tokens (rows,), and KV cache."""
 
     hidden: torch.Tensor
     positions: torch.Tensor
@@ -76,10 +76,10 @@ class Generator:
     def objects(
         self, state: Prefilled, sized: bool, max_objects: Sequence[int], conf: Sequence[float]
     ) -> list[list[DecodedObject]]:
-        """Decode the answers of detect prompts (if `sized`) or point prompts in one batch.
+        """Decode the answers to detect prompts (if `sized` is True) or point prompts in one batch.
 
-        The score of an object is p(coord) / (p(coord) + p(eos)). An answer ends if the next score is not above `conf`,
-        after `max_objects` objects, or when the context is full.
+        An answer ends if the score of the next object is not above `conf`, after `max_objects` objects, or when the
+        context is full. The score is p(coord) / (p(coord) + p(eos)).
         """
         region, device = self.model.region, self.model.device
         found: list[list[DecodedObject]] = [[] for _ in conf]
@@ -138,7 +138,7 @@ class Generator:
             positions = positions + 1
 
     def _step(self, x: torch.Tensor, positions: torch.Tensor, cache: DenseCache) -> torch.Tensor:
-        """Run the decoder on one token (rows, dim) per row, and return the hidden states (rows, dim)."""
+        """Run the decoder on one token of each sequence, x (rows, dim). Return the hidden states (rows, dim)."""
         return self.model.text(x.unsqueeze(1), positions.unsqueeze(1), cache).squeeze(1)
 
 
@@ -148,7 +148,7 @@ class Generator:
 class DenseLayer:
     """One layer of a contiguous KV cache.
 
-    New keys and values are stored at the indices in `at`: rows (rows, 1) and positions (rows, length).
+    `at` contains the indices of new keys and values: row indices (rows, 1) and positions (rows, length).
     """
 
     __slots__ = ("_at", "_keys", "_values")
@@ -182,16 +182,16 @@ class DenseCache:
 
     @property
     def key_positions(self) -> torch.Tensor:
-        """Positions of the keys in their sequences: int64, 0 to capacity - 1."""
+        """Position of each key in the cache: int64, 0 to capacity - 1."""
         return torch.arange(self.keys.shape[3], device=self.keys.device)
 
     def layers(self, positions: torch.Tensor) -> Sequence[DenseLayer]:
-        """Return the KV cache of each decoder layer. New keys are stored at `positions` (rows, length) int64."""
+        """Return the KV cache of each layer. Layers store new keys and values at `positions` (rows, length) int64."""
         at = torch.arange(positions.shape[0], device=positions.device).unsqueeze(1), positions
         return [DenseLayer(k, v, at) for k, v in zip(self.keys, self.values, strict=True)]
 
     def fork(self, rows: int, capacity: int) -> DenseCache:
-        """Return a KV cache with `rows` copies of the only sequence, and space for `capacity` tokens per sequence."""
+        """Return a KV cache with `rows` copies of the single sequence, each with space for `capacity` tokens."""
 
         def grow(one: torch.Tensor) -> torch.Tensor:
             grown = one.new_zeros((one.shape[0], rows, one.shape[2], capacity, one.shape[4]))
@@ -201,7 +201,7 @@ class DenseCache:
         return DenseCache(grow(self.keys), grow(self.values))
 
     def rows(self, index: torch.Tensor) -> DenseCache:
-        """Return a KV cache with copies of the sequences `index`."""
+        """Return a KV cache with copies of the sequences that have the indices `index`."""
         return DenseCache(self.keys[:, index], self.values[:, index])
 
     def upto(self, length: int) -> DenseCache:

@@ -1,6 +1,6 @@
-"""Compares normalizations of the hidden states (readings) before a model's region heads.
+"""Compares normalizations of the hidden states before a model's region heads.
 
-Published implementations of the model differ in this normalization. With the wrong one, detected boxes are wrong.
+Published implementations use different normalizations. With the wrong normalization, detected boxes are wrong.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _MOST = 10  # maximum boxes per answer
 
 @dataclass(slots=True, frozen=True)
 class Reading:
-    """Detections of a model with one normalization of the hidden states (reading) before its region heads.
+    """Detections of a model with one normalization of the hidden states before its region heads.
 
     Attributes:
-        name: one of `ReadableHeads.readings`.
+        name: name of the normalization, one of `ReadableHeads.readings`.
         found: number of detected boxes.
         overlap: mean of the best IoU of each ground-truth box with a detected box.
     """
@@ -37,7 +37,7 @@ class Reading:
 def compare_readings(
     loaded: LoadedModel, image: NDArray[np.uint8], label: str, wanted: Sequence[Box], conf: float = 0.5
 ) -> list[Reading]:
-    """Detect a label with each normalization (reading) before the region heads. Return [] if the model has only one.
+    """Detect a label with each normalization of the hidden states. Return [] if the model supports only one.
 
     Args:
         loaded: the model. Its current normalization is restored afterwards.

@@ -30,7 +30,7 @@ class Agreement:
     """Comparison of the answers of two devices.
 
     Attributes:
-        compared, differing: number of compared answers, and of different answers.
+        compared, differing: number of all compared answers, and number of those that differ between the devices.
         largest: largest difference of a normalized coordinate (0 to 1).
     """
 
@@ -40,7 +40,7 @@ class Agreement:
 
     @property
     def ok(self) -> bool:
-        """Whether the number of different answers is within the tolerance for float32."""
+        """Whether the devices agree: the number of answers that differ is within the tolerance for float32."""
         return self.compared > 0 and self.differing <= _SHARE * self.compared
 
 

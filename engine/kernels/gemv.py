@@ -24,7 +24,7 @@ class Shape(NamedTuple):
     Attributes:
         block_n: number of outputs per program.
         warps: number of warps per program.
-        early: whether the next kernel may launch before this kernel waits for the previous kernel.
+        early: whether to allow the launch of the next kernel before waiting for the previous kernel.
     """
 
     block_n: int
@@ -42,7 +42,7 @@ def _wait(EARLY: tl.constexpr):
 
 
 class Beside(NamedTuple):
-    """A GEMV that another kernel also computes, in additional programs (thread blocks).
+    """A GEMV that additional programs (thread blocks) of another kernel compute.
 
     Attributes:
         x: (1, inputs).
@@ -69,7 +69,7 @@ def product_beside(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """Compute BLOCK_N outputs of a GEMV inside another kernel; see `Beside`."""
+    """Compute BLOCK_N outputs of a `Beside` GEMV in a program of another kernel."""
     n = part * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     real = k < K
@@ -101,10 +101,7 @@ def _norm_gemv_kernel(
     PDL: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Compute BLOCK_N outputs of a GEMV of a layer-normalized row.
-
-    The first PLAIN outputs are written to `plain`. GELU is applied to the other outputs.
-    """
+    """Kernel of `norm_gemv`: compute BLOCK_N outputs."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     real = k < K
@@ -155,11 +152,7 @@ def _add_gemv_kernel(
     PDL: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Compute BLOCK_N outputs of a GEMV and add them to `into`.
-
-    The input vector is split into two blocks of FIRST and SECOND values. If DELTA is set, `delta` contains the products
-    of the second block, and SECOND is 0.
-    """
+    """Kernel of `add_gemv`: compute BLOCK_N outputs and add them to `into`."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     line = weight + n[:, None].to(tl.int64) * INPUTS
     i = tl.arange(0, BLOCK_FIRST)
@@ -206,7 +199,7 @@ def norm_gemv(
 ) -> None:
     """Multiply a layer-normalized row by a weight matrix (GEMV).
 
-    The first outputs are written to `plain`. GELU is applied to the other outputs.
+    The first n outputs are written to `plain`. The others are written to `gelu_out` after GELU.
 
     Args:
         x: (1, inputs).
@@ -259,7 +252,7 @@ def add_gemv(
 ) -> None:
     """Add the product of a row and a weight matrix (GEMV) to `into`, in place.
 
-    The input vector is split into two blocks. The kernel is fastest if their sizes are powers of two, or slightly less.
+    The input vector is split into two blocks. Their sizes should be powers of two, or slightly less.
 
     Args:
         x: (1, inputs).

@@ -92,7 +92,7 @@ def _faded(acc, fade):
 
 @gluon.jit
 def _seen(p, v, v_rest, slot, acc, rest, BLOCK: gl.constexpr, WIDTH: gl.constexpr, REST: gl.constexpr):
-    """Start the asynchronous GEMM of attention probabilities and a value tile. Add it to the accumulator."""
+    """Start the asynchronous GEMM that adds attention probabilities times a value tile to the accumulators."""
     like: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     tile = v.index(slot).reshape([BLOCK, WIDTH])
     more = warpgroup_mma(gl.convert_layout(p, like, assert_trivial=True), tile, acc, is_async=True)
@@ -106,7 +106,7 @@ def _seen(p, v, v_rest, slot, acc, rest, BLOCK: gl.constexpr, WIDTH: gl.constexp
 
 @gluon.jit
 def _wait(pending: gl.constexpr, score, acc, rest, REST: gl.constexpr):
-    """Wait until at most `pending` asynchronous GEMMs are in flight. Return their scores and accumulators."""
+    """Wait until at most `pending` asynchronous GEMMs are in flight. Return the attention scores and accumulators."""
     if REST > 0:
         score, acc, rest = warpgroup_mma_wait(pending, deps=(score, acc, rest))
     else:
@@ -141,7 +141,7 @@ def _image_attention_kernel(
     BLOCK: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Compute the attention of two query tiles (2 · HALF queries) in one head of one image."""
+    """Compute the attention of 2 · HALF queries (two tiles) in one head of one image."""
     dtype: gl.constexpr = rows.dtype
     token = gl.program_id(0) * (2 * HALF)
     head = gl.program_id(1)

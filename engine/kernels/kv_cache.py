@@ -101,8 +101,7 @@ def write_kv_kernel(
 ) -> None:
     """Store the keys and values of one token in the KV cache, after RoPE and attention temperature.
 
-    The first `image_rows` tokens are image prefixes of PREFIX tokens, with their page tables in `prefixes`. Their
-    queries, keys and values are also updated in place. RoPE rotates the first 2 · HALF channels of a head.
+    For image tokens (the first `image_rows` rows), queries, keys and values are also updated in place.
     """
     row = tl.program_id(0)
     image = row < image_rows

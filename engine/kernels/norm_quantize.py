@@ -1,7 +1,7 @@
 """Kernels between two GEMMs: residual addition fused with layer norm, and quantization of activations to FP8.
 
-FP8 activations are e4m3 with one scale per row, for GEMMs with FP8 weights. With few rows, a GEMM mostly reads weights,
-and FP8 activations would save no time. `skinny_gemm` therefore uses activations in half precision.
+FP8 activations are e4m3 with one scale per row, for GEMMs with FP8 weights. For few rows, `skinny_gemm` uses
+activations in half precision, because FP8 activations would save no time.
 """
 
 from __future__ import annotations
@@ -43,10 +43,7 @@ def _add_layernorm_kernel(
     EPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Add the partial sums of `delta` to one row of x, and store the layer norm of the sum in `normed`.
-
-    If SCALED, the layer norm is quantized to FP8.
-    """
+    """Add `delta` to one row of x. Store the layer norm of the sum in `normed`, in FP8 if SCALED is True."""
     at = tl.program_id(0).to(tl.int64) * DIM
     d = tl.arange(0, BLOCK)
     real = d < DIM
@@ -160,7 +157,7 @@ def _quantize_rows_kernel(
     BLOCK_PRE_GELU: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """Quantize one row to FP8: PLAIN values, followed by the GELU of PRE_GELU values."""
+    """Kernel of `quantize_rows`: quantize one row."""
     row = tl.program_id(0).to(tl.int64)
     at = out + row * (PLAIN + PRE_GELU)
     widest = 0.0
@@ -194,9 +191,9 @@ def quantize_rows(
     """Concatenate the rows of `plain` and of GELU(`pre_gelu`), and quantize each row to FP8 (e4m3).
 
     Args:
-        plain: (rows, n) or None. Rows may have any stride.
+        plain: (rows, n) values without GELU, or None. Rows may have any stride.
         pre_gelu: (rows, m) or None. Rows may have any stride. At least one of the two tensors must be given.
-        first: (k, n) rows that replace the first k rows of `plain`.
+        first: (k, n) rows that replace the first k rows of `plain`, or None.
 
     Returns:
         (rows, n + m) e4m3 values, and one float32 scale per row (rows,).

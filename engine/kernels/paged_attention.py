@@ -91,9 +91,8 @@ def _attend_kernel(
 ):
     """Compute the attention of one head of one row over one of SPLITS parts of the keys (split-KV).
 
-    The program that ends last combines all parts. Two groups of extra programs do other work. Programs after the last
-    head apply GELU to BLOCK_F values of the row's MLP. Programs after the last split compute BESIDE_N outputs each of a
-    `Beside` GEMV with BESIDE inputs.
+    The program that ends last combines the parts. Additional programs apply GELU to MLP values, or compute a `Beside`
+    GEMV.
     """
     if PDL and EARLY:
         pdl_launch()
@@ -260,7 +259,7 @@ class PagedAttention:
         Args:
             heads: (rows, (n_heads + 2 n_kv_heads) · head_dim + pre_gelu): queries, keys and values before RoPE, then
                 values of the MLP.
-            positions: (rows,) int32, counted with the image prefix if there is one.
+            positions: (rows,) int32 position of each token in its sequence, including the image prefix.
             owners: (rows,) int32 index into `tables` of each row.
             tables: (sequences, pages) int32 page tables.
             cache: keys and values of one layer (n_pages, n_kv_heads, page_size, head_dim). For e4m3, also the float16
@@ -362,7 +361,7 @@ class PagedAttention:
         prefixes: torch.Tensor | None = None,
         temperature: Temperature | None = None,
     ) -> None:
-        """Store the keys and values of image rows (if any), then of token rows, in the pages of the KV cache.
+        """Store the keys and values of images and prompt tokens in the pages of the KV cache.
 
         Args:
             heads: (rows, (n_heads + 2 n_kv_heads) · head_dim): `prefix_length` rows per image, then tokens. RoPE is

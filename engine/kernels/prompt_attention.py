@@ -58,11 +58,9 @@ def _prompt_attention_kernel(
     BLOCK_F: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Compute the attention of one head of up to 16 adjacent rows of a sequence, over one part of the keys (split-KV).
+    """Compute the attention of one head for up to 16 adjacent rows of a sequence, over one part of the keys (split-KV).
 
-    The keys are divided into SPLITS parts. The program that ends last combines the parts. The program of the first row
-    computes all these rows; the programs of the other rows exit immediately. Extra programs after the last head apply
-    GELU to BLOCK_F of the row's PRE_GELU values, which belong to the MLP.
+    The program that ends last combines the SPLITS parts. Additional programs apply GELU to MLP values.
     """
     head = tl.program_id(0)
     split = tl.program_id(1)

@@ -69,7 +69,7 @@ def _sample_kernel(
 ):
     """Sample the next value of one object, and compute the Fourier features of the value.
 
-    The row's phase determines the three numbers that are written to `sampled`:
+    Three numbers are written to `sampled`. They depend on the phase of the row:
 
     - X_OR_EOS (x, or the end of the list): coordinate logit − end logit, x, x
     - Y: y, y, y
@@ -144,7 +144,7 @@ def _encode_kernel(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute the input embeddings of the next step: BLOCK_N columns of BLOCK_M rows.
+    """Compute a tile of the input embeddings of the next step: BLOCK_M rows, BLOCK_N columns.
 
     The phase of each row selects the encoder for coordinates or for sizes.
     """

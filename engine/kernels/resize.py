@@ -1,4 +1,4 @@
-"""YUV to RGB conversion and Lanczos resize on the GPU, byte-identical with Pillow.
+"""YUV to RGB conversion and Lanczos resize on the GPU. The resize is byte-identical to that of Pillow.
 
 The resize follows Pillow's published algorithm: two integer passes with 22-bit coefficients and 8-bit intermediate
 results. Each kernel launch blocks the GIL for 30 µs. `resize_all` therefore resizes images of any sizes and formats
@@ -81,7 +81,7 @@ def _pass_kernel(
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Resize the second axis of an array (outer, before, LINE) to AFTER. `total` is the number of output bytes."""
+    """Resize the second axis of an array (outer, before, LINE) to AFTER. `total` is the size of the output in bytes."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < total
     line = i % LINE
@@ -208,9 +208,9 @@ def _rgb(y, u, v, of_luma, of_red, of_green_u, of_green_v, of_blue, black):
 
 
 def resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Return a (rows, columns, 3) uint8 CUDA image resized to (height, width, 3), byte-identical with Pillow's Lanczos.
+    """Resize a (rows, columns, 3) uint8 CUDA image to (height, width, 3), byte-identical to Pillow's Lanczos.
 
-    The first call for a pair of sizes runs Pillow and compiles kernels.
+    The first call for a pair of sizes is slow, because it compiles kernels.
     """
     rows, columns, _ = image.shape
     return _two_passes(image, height, width, across_first(rows, columns, height, width))
@@ -221,8 +221,8 @@ class Scaling:
     """Parameters for resizing images of one size to a square. The table of `resize_all` points to its coefficients.
 
     Attributes:
-        fields: rows, columns, whether the columns are resized first, address of the column coefficients, their number
-            per output pixel, address of the row coefficients, and their number per output pixel.
+        fields: rows, columns, whether the columns are resized first, address of the column coefficients, column
+            coefficients per output pixel, address of the row coefficients, row coefficients per output pixel.
         between: number of pixels of an image after the first pass.
         coefficients: int32 on the device.
     """
@@ -235,7 +235,7 @@ class Scaling:
 def scaling_of(rows: int, columns: int, side: int, device: torch.device) -> Scaling:
     """Return the parameters for resizing images of `rows` × `columns` pixels to `side` × `side` pixels.
 
-    The call runs Pillow for a few milliseconds, and waits for the current CUDA stream.
+    The call takes a few milliseconds, and waits for the current CUDA stream.
     """
     across = across_first(rows, columns, side, side)
     parts = [coefficients(before, side) for before in (columns, rows)]
@@ -253,8 +253,8 @@ def resize_all(table: torch.Tensor, between: torch.Tensor, out: torch.Tensor) ->
     """Resize images of any sizes and formats with two kernel launches.
 
     Args:
-        table: (n, FIELDS) int64 on the device, one image per row. Rows of zeros are empty.
-        between: uint8 intermediate buffer on the device, at least 3 · (sum of `Scaling.between` over all images) bytes.
+        table: (n, FIELDS) int64 on the device, one image per row. Rows of zeros are skipped.
+        between: uint8 buffer on the device for the first pass, with 3 · `Scaling.between` bytes for each image.
         out: (images, side, side, 3) uint8, written.
     """
     grid, side = (_PROGRAMS, len(table)), out.shape[1]
@@ -263,7 +263,7 @@ def resize_all(table: torch.Tensor, between: torch.Tensor, out: torch.Tensor) ->
 
 
 def weights_of(rows: int, columns: int, height: int, width: int, device: torch.device) -> list[torch.Tensor]:
-    """Return the coefficient tensors of a resize. A CUDA graph that contains the resize must keep them alive."""
+    """Return the coefficient tensors of a resize. Keep them alive as long as a CUDA graph uses the resize."""
     return [*_on_device(columns, width, device), *_on_device(rows, height, device)]
 
 
@@ -301,7 +301,7 @@ def _two_passes(image: torch.Tensor, height: int, width: int, across: bool) -> t
 
 
 def _passes(rows: int, columns: int, height: int, width: int, across: bool) -> list[tuple[int, int, int, int]]:
-    """Return the horizontal and vertical pass in execution order, each as (outer, before, after, line).
+    """Return the two passes of a resize in execution order, each as (outer, before, after, line).
 
     A pass resizes the middle axis of an array (outer, before, line) from `before` to `after`.
     """
@@ -371,7 +371,7 @@ def _rgb_kernel(
 def rgb_of_yuv(
     y: torch.Tensor, u: torch.Tensor, v: torch.Tensor, factors: tuple[int, int, int, int, int, int]
 ) -> torch.Tensor:
-    """Convert 8-bit YUV 4:2:0 to (height, width, 3) uint8 RGB, byte-identical with `engine.image.YuvImage.rgb`.
+    """Convert 8-bit YUV 4:2:0 to (height, width, 3) uint8 RGB, byte-identical to `engine.image.YuvImage.rgb`.
 
     Args:
         y: (height, width) uint8 luma on a CUDA device.

@@ -81,9 +81,9 @@ def _skinny_gemm_kernel(
     LINES: tl.constexpr,
     PER_LINE: tl.constexpr,
 ):
-    """Compute BLOCK_N outputs of all rows over one of SPLIT_K parts of the inputs. The product is transposed.
+    """Compute BLOCK_N outputs of all rows over one of SPLIT_K parts of the inputs.
 
-    If LATE, the previous kernel did not write the inputs, and this kernel waits for it only at the end.
+    With LATE, this kernel waits for the previous kernel only at the end. The previous kernel must not write the inputs.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)
@@ -117,7 +117,7 @@ def _skinny_gemm_kernel(
 
 
 def split_k_for(inputs: int, scaled: bool) -> int:
-    """Return the split-K factor for a GEMM with few outputs. `scaled` is True for FP8 weights."""
+    """Return the split-K factor for a GEMM with few outputs. `scaled` means that the weights are FP8."""
     return next((split_k for split_k in ((8, 4, 2) if scaled else (4, 2)) if supports(128, inputs, split_k)), 1)
 
 

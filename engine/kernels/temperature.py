@@ -1,4 +1,4 @@
-"""Matrix products for the attention temperature: about 64 outputs per row, computed from its queries, keys and values.
+"""Matrix products for the attention temperature. Each row of queries, keys and values gives about 64 outputs.
 
 The inputs are split into parts (split-K), so that enough programs run. The attention kernel adds the partial sums.
 """
@@ -31,7 +31,7 @@ def _temperature_kernel(
     BLOCK_M: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute split-K partial sums of TAU outputs of BLOCK_M rows. The sums cover GROUP · CHUNK inputs."""
+    """Kernel of `temperature_products`: compute one of the partial sums for BLOCK_M rows."""
     part = tl.program_id(0)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     real, at = m < rows, m.to(tl.int64)
@@ -66,7 +66,7 @@ def temperature_products(heads: torch.Tensor, tau: torch.Tensor, partial: torch.
     """Write the matrix products for the attention temperature as partial sums (split-K).
 
     Args:
-        heads: (rows, at least inner) queries, keys and values before RoPE. Exact GELU is applied to them.
+        heads: (rows, inner or more) queries, keys and values before RoPE. The kernel applies the exact GELU to them.
         tau: (outputs, inner) weights.
         partial: float32 (parts, rows, outputs), overwritten. `temperature_parts` returns the number of parts.
         pdl: whether to use programmatic dependent launch, see `kernels.common`.

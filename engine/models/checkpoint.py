@@ -63,14 +63,14 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path, files: ExitStack) -> tuple[Path, dict[str, StoredTensor]]:
-    """Return the stored tensors of a model folder by name, without the prefix `model.`.
+    """Find the stored tensors of a model folder. Their names have no prefix `model.`.
 
     Args:
         folder: folder with model.safetensors, or with model.safetensors.index.json and its shards.
         files: exit stack that closes the files. They must stay open while tensors are read.
 
     Returns:
-        Path of the weights or index file, for error messages; and the tensors.
+        The path of the weights file or shard index, and the tensors by name.
 
     Raises:
         CheckpointError: if the index of shards is invalid.
@@ -112,7 +112,7 @@ def decoded(held: Mapping[str, StoredTensor], path: Path) -> dict[str, StoredTen
 
 
 def _files(folder: Path) -> tuple[Path, list[Path]]:
-    """Return the weights file of a folder, or the index of its shards; and the list of all weights files."""
+    """Return two values: the path of the weights file or shard index, and the list of all weights files."""
     path, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if path.is_file() or not index.is_file():
         return path, [path]
@@ -157,7 +157,7 @@ def _unpacked(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTens
 
 
 def _scaled(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
-    """Attach the scales in `moe_quant.{up, down}_scale` to the FP8 expert weights, to dequantize them when read."""
+    """Attach the scales `moe_quant.{up, down}_scale` to the FP8 expert weights, which are dequantized when read."""
     for name in [name for name in held if ".moe_quant." in name]:
         block, _, kind = name.partition(".moe_quant.")
         weight = f"{block.removesuffix('.mlp')}.mlp.{_EXPERTS.get(kind, kind)}"
@@ -202,7 +202,7 @@ def compare(wanted: Mapping[str, tuple[int, ...]], held: Mapping[str, StoredTens
     Args:
         wanted: name and shape of each tensor of the model, in order.
         held: tensors of the checkpoint.
-        path: weights file or index that error messages name.
+        path: weights file or shard index, for error messages.
 
     Raises:
         CheckpointError: for the first tensor that is missing, unknown or has another shape.

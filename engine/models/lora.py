@@ -167,7 +167,7 @@ def _shapes(block: Block, part: str, rank: int, where: str, dimensions: int) -> 
 
 
 def _named(shape: tuple[int, ...], at: int) -> str:
-    """Format a tensor shape for an error message. Dimension `at` is shown as "rank"."""
+    """Format a tensor shape for an error message, with "rank" in place of dimension `at`."""
     names: list[object] = [*shape]
     names[at] = "rank"
     return f"({', '.join(map(str, names))})"
@@ -178,10 +178,8 @@ class AdapterBank:
 
     The copy shares the model's weights.
 
-    The bank has a fixed number of adapter slots, and concatenates the LoRA matrices A and B of all slots. The first
-    GEMM multiplies each row by A of all slots. In the result, the columns of all slots except the row's own slot are
-    set to 0. The second GEMM multiplies by B. This computes more than necessary, but all shapes are fixed, so CUDA
-    graphs can capture it. Slot 0 means no adapter.
+    The LoRA matrices of all adapter slots are concatenated, and the results of other slots are masked. Shapes are
+    therefore fixed, so CUDA graphs can capture the computation. Slot 0 means no adapter.
 
     Args:
         text: text decoder of the model.
@@ -273,9 +271,9 @@ class _AdaptedLinear(nn.Linear):
 
 
 class _AdaptedExperts(Experts):
-    """Mixture of experts with LoRA: the matrices A and B depend on the row's adapter slot and on the expert.
+    """Mixture of experts with a LoRA adapter for each row.
 
-    The memory of the slots is allocated when the first adapter for experts is copied. The attribute `slots` (rows,) is
+    The memory of the adapter slots is allocated when the first adapter for experts is copied. `slots` (rows,) contains
     the adapter slot of each row of the next batch.
     """
 
@@ -290,7 +288,7 @@ class _AdaptedExperts(Experts):
         self._column_slots = torch.arange(1, n_slots + 1, device=like.device).repeat_interleave(rank)
 
     def fill(self, slot: int, pairs: Sequence[tuple[torch.Tensor, torch.Tensor] | None]) -> None:
-        """Copy the LoRA matrices of an adapter for both GEMMs of the experts into a slot. Slots are numbered from 1."""
+        """Copy the LoRA matrices of an adapter for the experts into a slot. Slots are numbered from 1."""
         if not self.pairs:
             if not any(pairs):
                 return
@@ -344,7 +342,7 @@ class AdaptedRows:
         out.addmm_((x @ layer.a.t()).masked_fill_(self._others, 0.0), layer.b.t())
 
     def spread(self, count: int, length: int) -> AdaptedRows:
-        """Return one LoRA adapter per token: repeat those of the first `count` rows (images) `length` times each."""
+        """Return one LoRA adapter per token. The first `count` rows are images with `length` tokens each."""
         images = self._others[:count].repeat_interleave(length, 0)
         return AdaptedRows(self._layers, torch.cat([images, self._others[count:]]))
 

@@ -258,8 +258,8 @@ def few_experts(
 def _ranks(logit, there, EXPERTS: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr, COUNTED: tl.constexpr):
     """Select the TOP experts of each row by router logits.
 
-    Return the rank of every expert (0 for the highest logit, -1 if not selected), its unnormalized softmax weight, and
-    the sum of the weights of each row.
+    Return the rank of each expert (0 for the highest logit, -1 if not selected), the unnormalized softmax weight of
+    each expert, and the sum of these weights in each row.
     """
     e = tl.arange(0, EXPERTS)
     best = tl.max(logit, 1)

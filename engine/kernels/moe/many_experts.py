@@ -350,7 +350,7 @@ def grouped_product(
 
 @cache
 def _shape_for(device: torch.device, each: int, first: bool, fp8: bool) -> Shape:
-    """Return the tuned tile sizes of the grouped GEMM for a mean of `each` rows per expert."""
+    """Return the tuned tile sizes of the grouped GEMM. `each` is the mean number of rows per expert."""
     if each > 64:
         small = device.type != "cuda" or shared_memory(device) < _LARGE
         shapes = _SMALL if small else _SHAPES if each <= _MANY else _SHAPES_OF_MANY

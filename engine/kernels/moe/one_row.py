@@ -38,7 +38,7 @@ def limited(x) -> tl.tensor:
 
 @triton.jit
 def shrunk(x) -> tl.tensor:
-    """Return the inputs of FP8 weights in float16, divided by GROW to prevent overflow of their products."""
+    """Return x in float16, divided by GROW so that its products with FP8 weights do not overflow."""
     if x.dtype == tl.float16:
         return x * (1.0 / GROW)
     else:
@@ -47,7 +47,7 @@ def shrunk(x) -> tl.tensor:
 
 @triton.jit
 def tiles(at, STEP: tl.constexpr) -> tl.tuple:
-    """Return a tuple of PARTS blocks, loaded from the pointers `at`, `at` + STEP, `at` + 2 · STEP and so on."""
+    """Load PARTS blocks from the pointers `at`, `at` + STEP, `at` + 2 · STEP and so on. Return them as a tuple."""
     loaded = ()
     for part in tl.static_range(PARTS):
         loaded += (tl.load(at + part * STEP),)  # type: ignore[assignment]
@@ -58,11 +58,11 @@ def tiles(at, STEP: tl.constexpr) -> tl.tuple:
 def sum_products(weights, inputs, SCALED: tl.constexpr) -> tl.tensor:
     """Return the float32 dot products of weight tiles and inputs.
 
-    If SCALED, the caller must multiply the dot products by the weight scales and by GROW.
+    If SCALED is True, multiply the result by the weight scales and by GROW.
 
     Args:
         weights: tiles of weights.
-        inputs: one vector of input values per weight tile. If SCALED, `shrunk` has divided the vectors by GROW.
+        inputs: one vector of input values per weight tile. If SCALED is True, pass results of `shrunk`.
         SCALED: whether the weights are FP8.
     """
     kind: tl.constexpr = tl.float16 if SCALED else tl.float32
@@ -114,7 +114,7 @@ def _normed(x, gain, shift, STEP: tl.constexpr, EPS: tl.constexpr):
 
 @triton.jit
 def _best(logits, EXPERTS: tl.constexpr, TOP: tl.constexpr, BITS: tl.constexpr):
-    """Return the indices of the TOP experts with the highest logits, packed into one integer with BITS bits each.
+    """Return the indices of the TOP experts with the highest logits, packed into one integer, BITS bits per index.
 
     If logits are equal, the lower index wins.
     """
@@ -158,11 +158,7 @@ def _row_into_kernel(
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Kernel of `row_into`. The first programs compute BLOCK_E router logits each, the others BLOCK_N outputs each.
-
-    The first HEADS outputs are the QKV heads. They also contribute to TAU partial sums for the attention temperature.
-    GELU is applied to all other outputs, which belong to the MLP.
-    """
+    """Kernel of `row_into`: a program computes BLOCK_E router logits or BLOCK_N outputs."""
     program = tl.program_id(0)
     routers: tl.constexpr = EXPERTS // BLOCK_E
     step: tl.constexpr = K // PARTS
@@ -310,8 +306,7 @@ class Shape(NamedTuple):
 class Chosen:
     """Experts that the router has selected for one row in one layer, and the router's logits.
 
-    Each layer has separate buffers on separate cache lines. With programmatic dependent launch, the L1 cache could
-    otherwise return stale data for addresses that an earlier kernel of the step has read.
+    Each layer needs its own instance, because the L1 cache may return stale data from shared buffers.
 
     Args:
         logits: float32 (1, experts), owned by this layer.
@@ -360,9 +355,9 @@ def _fc1_kernel(
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute BLOCK_N hidden values of one expert: gelu(h) · (g + 1). h and g are the halves of the fc1 output.
+    """Compute BLOCK_N hidden values gelu(h) · (g + 1) of one expert, where h and g are the halves of the fc1 output.
 
-    The last programs do not compute hidden values, but the output projection of attention.
+    The last programs compute the output projection of attention instead.
     """
     program = tl.program_id(0)
     slot = program // (INNER // BLOCK_N)
@@ -429,7 +424,7 @@ def _fc2_kernel(
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Add BLOCK_N values to the residual: the weighted outputs of the experts plus the projected attention output."""
+    """Compute BLOCK_N outputs of the experts. Add them and the projected attention output to the residual."""
     if PDL:
         pdl_launch()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)

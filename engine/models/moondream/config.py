@@ -78,10 +78,10 @@ class TextConfig:
 class VisionConfig:
     """Configuration of the vision encoder.
 
-    `stem` selects the architecture: "patch" is the published vision transformer, "picodet" an object detector
-    (`nano.detector_tower`). The detector has `n_classes` classes. It returns `n_places` image tokens for detections,
-    and `coarse`² image tokens for a grid over the image. Each grid cell has one box for all classes. The class with
-    index `part_class`, such as faces, has a second box. If `part_class` equals `n_classes`, there is no second box.
+    `stem` selects the architecture: "patch" is the vision transformer of the published models, "picodet" is an object
+    detector (`nano.detector_tower`). The detector has `n_classes` classes. It returns `n_places` image tokens for
+    detections, and `coarse`² image tokens for a grid over the image. Each grid cell has one box. If `part_class` is
+    below `n_classes`, each cell has a second box, for the class with this index.
     """
 
     enc_dim: int = 1152
@@ -232,7 +232,7 @@ class MoondreamConfig:
 
         Args:
             values: the parsed config.json.
-            known: values derived from the weights, by section and field. They replace the defaults of missing fields.
+            known: values derived from the weights, keyed by section and field. They are the defaults of missing fields.
 
         Raises:
             ModelConfigError: for the first field that is unknown, has a wrong type, or contradicts other fields.

@@ -39,8 +39,7 @@ class Experts(nn.Module):
     logits. The formulas are those of vLLM's moondream3.py (Apache-2.0).
 
     Attributes:
-        scales: scales (experts, outputs) float32 of fc1 and fc2 if the weights are FP8 or rounded to FP8; otherwise
-            None.
+        scales: float32 scales (experts, outputs) of fc1 and fc2, or None if the weights do not have FP8 values.
     """
 
     def __init__(self, config: ExpertsConfig, width: int, gelu: str = "erf") -> None:
@@ -94,7 +93,7 @@ class Experts(nn.Module):
         return torch.zeros_like(x, dtype=torch.float32).index_add_(0, tokens, weighted)
 
     def _all_at_once(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Apply all experts to all tokens. Shapes are fixed, so CUDA graphs can capture this computation."""
+        """Apply all experts to all tokens. The shapes are fixed, as CUDA graphs require."""
         share = torch.zeros(len(x), len(self.fc1.weight), device=x.device).scatter_(1, chosen, weights)
         sums = []
         for start in range(0, len(x), _ROWS_AT_ONCE):
@@ -104,12 +103,12 @@ class Experts(nn.Module):
         return torch.cat(sums)
 
     def _expert(self, x: torch.Tensor, which: int | slice, rows: torch.Tensor | slice) -> torch.Tensor:
-        """Apply the experts `which` (an index or all) to x (rows, width). `rows` selects the LoRA adapters."""
+        """Apply the experts `which` (index or slice) to x (rows, width), with the LoRA adapters of `rows`."""
         h, g = self._product(0, x, which, rows).chunk(2, dim=-1)
         return self._product(1, F.gelu(h, approximate=self.approximate) * (g + 1), which, rows)
 
     def _product(self, second: int, x: torch.Tensor, which: int | slice, rows: torch.Tensor | slice) -> torch.Tensor:
-        """Multiply x (rows, inputs) by the first (`second` = 0) or second weight matrix of the experts `which`."""
+        """Multiply x (rows, inputs) by fc1 (if `second` is 0) or fc2 (if `second` is 1) of the experts `which`."""
         weight = (self.fc1, self.fc2)[second].weight[which]
         if weight.dtype == E4M3:
             assert self.scales is not None

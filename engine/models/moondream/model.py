@@ -31,7 +31,7 @@ class Moondream(nn.Module):
     """The Moondream model. Parameter names are the published names without the prefix `model.`.
 
     Attributes:
-        fp8: whether all block weights have FP8 values, so that storing them only in FP8 loses no accuracy.
+        fp8: whether all block weights have FP8 values. They can then be stored in FP8 without loss.
         family: name of the published model and its file format, for display.
     """
 
@@ -113,7 +113,7 @@ def _read(stored: StoredTensor, device: torch.device, dtype: torch.dtype, kept: 
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, copied if it is not aligned to 64 bytes. Alignment can change the last bit of a GEMM."""
+    """Return the tensor, copied if its address is not a multiple of 64. GEMM results can depend on the alignment."""
     return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 
 

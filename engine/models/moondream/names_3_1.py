@@ -58,7 +58,7 @@ def is_3_1(names: Mapping[str, Any]) -> bool:
 
 
 def translate(held: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return Moondream 3.1 tensors with the names and layout of Moondream 3. Unknown tensors do not change."""
+    """Convert tensors of Moondream 3.1 to the names and layout of Moondream 3. Unknown tensors remain unchanged."""
     found: dict[str, StoredTensor] = {}
     for name, tensor in held.items():
         ours = next((rule.sub(to, name) for rule, to in _RULES if rule.fullmatch(name)), name)

@@ -43,7 +43,7 @@ class TextTokenizer(Protocol):
 
 
 class FileTokenizer:
-    """Tokenizer that is read from a tokenizer.json."""
+    """Tokenizer that is loaded from a tokenizer.json file."""
 
     def __init__(self, path: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(path))
@@ -61,8 +61,8 @@ def tokenizer_of(folder: Path, config: MoondreamConfig) -> TextTokenizer:
     """Return the tokenizer of a model folder.
 
     The function tries tokenizer.json in the folder, then downloads the published tokenizer (`PUBLISHED`) from the
-    Hugging Face Hub. The tokenizer must match the prompt templates in config.json. Tiny test models need no file: they
-    use Unicode code points as tokens.
+    Hugging Face Hub. The tokenizer must match the prompt templates in config.json. Tiny test models without a
+    tokenizer.json use Unicode code points as tokens.
 
     Raises:
         TokenizerError: if no tokenizer matches. The message says what to do.
@@ -174,10 +174,9 @@ class MoondreamPrompts:
         return [*template["prefix"], *self._marks(refs), *self.ids(f" {label}"), *template["suffix"]]
 
     def query(self, question: str, refs: Sequence[Ref] = (), reasoning: bool = False) -> list[int]:
-        """Return the token IDs of the prompt for a question.
+        """Return the token IDs of a question's prompt: the template's prefix, references, question and suffix.
 
-        The template's suffix follows the question `query_suffixes` times. With `reasoning`, the thinking token replaces
-        the last suffix. Models with plain-text prompts use one suffix, and a space before the question.
+        With `reasoning`, the thinking token replaces the suffix, or the last one if the template repeats it.
         """
         template, config = self._templates["query"], self._config
         if config.in_words:
@@ -232,7 +231,7 @@ class MoondreamPrompts:
 
     @property
     def reasoning(self) -> ReasoningTokens | None:
-        """Special tokens for reasoning, or None for older checkpoints, which have no token that starts the answer."""
+        """Special tokens for reasoning, or None if the model has no token that starts the answer."""
         config, template = self._config, self._templates.get("query") or {}
         suffix = tuple(template.get("post_reasoning_prefix", template.get("suffix", ())))
         if suffix[:1] != (config.answer_id,):
@@ -247,9 +246,9 @@ class MoondreamPrompts:
         )
 
     def gaze(self, eye: tuple[float, float]) -> tuple[list[int], dict[int, tuple[float, ...]]]:
-        """Return the token IDs of the gaze prompt, and the eye's coordinates keyed by position in the prompt.
+        """Return the token IDs of the gaze prompt, and the coordinates of the eye, keyed by position in the prompt.
 
-        The prompt is the plain text of `detect_gaze` in the reference implementation.
+        The prompt is that of `detect_gaze` in the reference implementation.
         """
         before, after = self.ids("\n\nPoint:"), self.ids(" gaze\n\n")
         ids = [*before, self._config.coord_id, self._config.coord_id, *after]

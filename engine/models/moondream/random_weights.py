@@ -41,7 +41,7 @@ def random_moondream_3(
 
 
 def random_model(config: MoondreamConfig, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Moondream:
-    """Return a model with random weights, scaled so that each layer preserves the scale of its inputs.
+    """Return a model with random weights. Their scale keeps activations from growing or shrinking with depth.
 
     Different images get different numbers of objects, as with a trained model.
     """

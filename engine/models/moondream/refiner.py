@@ -277,7 +277,7 @@ def _split(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
 
 
 def _part(name: str) -> str:
-    """Return the part of the refiner, such as a block, to which a tensor belongs according to its name."""
+    """Return the part of the refiner, such as a block, that contains the tensor `name`."""
     words = name.split(".")
     depth = {"transformer_blocks": 3, "hq_fusion": 2, "mask_mlps": 2}.get(words[0], 1)
     return ".".join(words[:depth])

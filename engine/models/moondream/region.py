@@ -31,11 +31,9 @@ def size_value(bins: torch.Tensor, n_bins: int) -> torch.Tensor:
 
 @functools.cache
 def size_values(n_bins: int, device: torch.device) -> torch.Tensor:
-    """Return the sizes (n_bins,) float32 of all size bins, as fractions of the image. The table is read-only.
-
-    The table is computed on the CPU and copied to the device. Powers computed on different devices could differ in the
-    last bits, but sampled sizes must be exactly equal to drafted sizes.
-    """
+    """Return the sizes (n_bins,) float32 of all size bins, as fractions of the image. The table is read-only."""
+    # Computed on the CPU, because powers can differ between devices in the last bits. Sampled and drafted sizes must be
+    # equal.
     with torch.inference_mode(False):  # a tensor created in inference mode could not be used in training
         bins = torch.arange(n_bins, device="cpu")
         return torch.pow(2.0, bins.float() / (n_bins - 1) * 10.0 - 10.0).to(device)
@@ -53,7 +51,7 @@ class RegionHeads(nn.Module):
     The hidden states are those before the last norm of the text decoder.
 
     Args:
-        config: configuration of the heads. `reads` "" means "raw".
+        config: configuration of the heads. An empty `reads` means "raw".
         post_ln: last norm of the text decoder, used if `reads` is "post_ln_ln".
     """
 
@@ -101,7 +99,7 @@ class RegionHeads(nn.Module):
         return given, *(name for name in self._norms if name != given)
 
     def read_as(self, name: str) -> None:
-        """Select the normalization of the hidden states by its name in `readings`."""
+        """Select the normalization of the hidden states. `name` is one of `readings`."""
         self.norms = self._norms[name]
 
     def read(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -238,7 +238,7 @@ class Joined:
 
 @torch.no_grad()
 def join(block: Block) -> Joined:
-    """Concatenate the matrices of a decoder block. The module weights become views of the concatenated matrices."""
+    """Concatenate the matrices of attention and MLP in a dense block. The module weights become views of the result."""
     attn, mlp = block.attn, block.mlp
     if isinstance(mlp, Experts):
         qkv, proj = ((part.weight.detach(), part.bias.detach()) for part in (attn.qkv, attn.proj))
@@ -282,7 +282,7 @@ class TextDecoder(nn.Module):
 
     @property
     def n_block_weights(self) -> int:
-        """Number of active parameters of the decoder blocks per token. Only the experts of one token are counted."""
+        """Number of decoder block parameters that are used for one token. Unselected experts are not counted."""
         weights = sum(parameter.numel() for parameter in self.blocks.parameters())
         for block in self._blocks():
             if isinstance(block.mlp, Experts):
@@ -307,9 +307,9 @@ class TextDecoder(nn.Module):
             positions: (rows, length) int64 positions of x in their sequences.
             cache: KV cache that receives the keys and values of x, and contains those of all earlier positions. If
                 None, x consists of whole sequences (training).
-            mask: attention mask, broadcastable to (rows, heads, length, keys): bool, True for visible keys; or numbers
-                to add to the attention scores. By default, attention is bidirectional among the first `prefix_attn`
-                positions, then causal.
+            mask: attention mask, broadcastable to (rows, heads, length, keys): either bool (True for visible keys), or
+                numbers that are added to the attention scores. By default, attention is bidirectional among the first
+                `prefix_attn` positions, then causal.
 
         Returns:
             (rows, length, dim) hidden states before the last norm.
