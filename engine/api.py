@@ -470,7 +470,7 @@ class Engine:
         """Split a task into one task per class of the model. For example, the label 'truck or bus' gives two tasks.
 
         Raises:
-            ValueError: if `task` is not a task.
+            ValueError: if `task` is not an instance of a task class.
             UnsupportedTaskError: if the model does not support the task.
             UnknownClassError: if the model has a closed vocabulary without a matching class.
         """

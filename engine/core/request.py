@@ -196,7 +196,7 @@ class PrefillWindow(Generic[ImageT]):
                 sequence.memory = known
 
     def recall_from(self, drafts: abc.Mapping[abc.Hashable, object]) -> None:
-        """Use the answers that `drafts` of an earlier window returned as drafts (speculative decoding)."""
+        """Draft the answers (speculative decoding) from `drafts`, the finished answers of an earlier window."""
         for sequence in self.sequences:
             if sequence.output.draftable:
                 kept = drafts.get(self._draft_key(sequence))
@@ -591,7 +591,7 @@ class RequestMaker(Generic[ImageT]):
             self._answer(future, kept, outcome)
 
     def _answer(self, future: ResultFuture, kept: bool, outcome: Result | BaseException) -> None:
-        """Set the result or error of a future, and count it unless `kept` is True. A cancelled future is skipped."""
+        """Set the result or error of a future unless it was cancelled. Count the outcome if `kept` is False."""
         if not future.set_running_or_notify_cancel():
             return
         future.on_cancel = None

@@ -108,7 +108,7 @@ class Scheduler(Generic[ImageT]):
 
     @property
     def waiting(self) -> int:
-        """Number of queued images and tiles (prefill windows)."""
+        """Number of queued images and tiles."""
         return len(self.admission)
 
     @property

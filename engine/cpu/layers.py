@@ -1,11 +1,9 @@
 """oneDNN layers for CPUs: linear layers and MLPs outside the text decoder, and the detector of nano.
 
-Activations are fused into GEMMs, and weights are packed once. The oneDNN operators are those that torch.compile uses.
-PyTorch layers run instead if oneDNN is missing or the dtype is not float32. `fuse_model` replaces the layers of a
-model.
+Activations are fused into GEMMs, and weights are packed once. PyTorch layers run instead if oneDNN is missing or the
+dtype is not float32. `fuse_model` replaces the layers of a model.
 
-`Replay` records operations once with `torch.jit.trace` and replays them without Python. The detector of nano has about
-400 operations, which take 12 ms, including 2 ms in Python.
+`Replay` records operations once with `torch.jit.trace`, and replays them without Python.
 
 A feature map of the detector is stored as a matrix (N·H·W, channels), which is the channels-last memory format. A
 pointwise convolution is then a GEMM, and selecting half of the channels needs no copy. Channels are never interleaved

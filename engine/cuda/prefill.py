@@ -94,7 +94,7 @@ class PrefillOps:
     def _experts(
         self, experts: PackedExperts, normed: Rows, plain: torch.Tensor, stream: torch.cuda.Stream | None = None
     ) -> torch.Tensor:
-        """Compute the experts. Return (1 + top, rows, dim): index 0 is free for attention, the others are experts."""
+        """Compute the mixture of experts. Return (1 + top, rows, dim), of which index 0 is left for attention."""
         parts = plain.new_empty(1 + self._blocks.top, *plain.shape)
         with torch.cuda.stream(stream):
             experts.many(normed, plain, parts[1:])

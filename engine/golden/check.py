@@ -3,8 +3,8 @@
 A golden folder contains config.json, model.safetensors, cases.json and images/. There are two kinds of golden folders:
 
 - With arrays.safetensors: intermediate tensors, logits for a question, and answers. The answers were decoded greedily
-  with at most 6 objects and 24 tokens. The score threshold was sigmoid(bias), with a bias on the logit of the end
-  token. The reference decoder (`reference.Generator`) and the engine are both compared.
+  with at most 6 objects and 24 tokens. A bias was added to the logit of the end token, so the score
+  threshold was sigmoid(bias). The reference decoder (`reference.Generator`) and the engine are both compared.
 - Without arrays.safetensors: calls of the reference's public API, with prompt token IDs and answers. Only the engine is
   compared (`check_engine`).
 

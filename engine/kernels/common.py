@@ -4,9 +4,9 @@ With programmatic dependent launch (PDL), a kernel starts before the previous ke
 kernel launched with `pdl_options` may immediately read data that no kernel of its step writes, such as weights and
 older KV cache entries. It must call `pdl_wait` before all other reads and before all writes.
 
-A kernel B that does not depend on the previous kernel A can run concurrently with A. B calls `pdl_launch` first, and
-`pdl_join` before its writes. If A calls `pdl_wait` first, all kernels before A have ended when B starts. B can
-therefore read their results, but not through the L1 cache.
+A kernel that does not depend on the previous kernel can run concurrently with it. Such a kernel calls `pdl_launch`
+first, and `pdl_join` before its writes. If the previous kernel calls `pdl_wait` first, the results of all earlier
+kernels are complete. They must not be read through the L1 cache.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def rotated(at, where, position, cosine, sine, d, HALF: tl.constexpr) -> tl.tens
 def factor(products, stride, alpha, at, head, position, PARTS: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
     """Return a factor of the attention temperature: tanh(x) + ½ + sigmoid(alpha · log(position + 1)).
 
-    x is the sum of PARTS partial sums at the pointer `products`, which are `stride` elements apart.
+    x is the sum of PARTS partial sums, which are stored at `products` with a distance of `stride` elements.
     """
     i = tl.arange(0, BLOCK)
     x = tl.sum(tl.load(products + i * stride + at, mask=i < PARTS, other=0.0), 0)

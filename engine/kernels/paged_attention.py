@@ -211,8 +211,8 @@ class PagedAttention:
     Args:
         n_heads, n_kv_heads, head_dim: sizes of the text decoder.
         page_size: number of tokens per page.
-        prefix_length, gap: number of tokens of an image prefix (BOS and image tokens), and number of unused positions
-            after the prefix in its last page.
+        prefix_length: number of tokens of an image prefix (BOS and image tokens).
+        gap: number of unused positions after the image prefix in its last page.
         cosine, sine: (positions, head_dim / 4) float32 RoPE tables.
     """
 

@@ -330,7 +330,7 @@ class AdaptedRows:
         self._layers, self._others = layers, others
 
     def add(self, number: int, part: str, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Add the product B A x of each row's LoRA adapter to the output of a module, in place.
+        """Add the output of each row's LoRA adapter to the output of a module, in place.
 
         Args:
             number: index of the decoder block.

@@ -235,8 +235,8 @@ def row_into(
 ) -> None:
     """Compute the first matrix products of a decoder block from the layer norm of one row.
 
-    The outputs are the QKV heads and partial sums for the attention temperature. With a router, the kernel also selects
-    the experts. Without a router, the kernel also computes the hidden activations of the dense MLP.
+    The outputs are the QKV heads and partial sums for the attention temperature. If `router` is given, the kernel also
+    selects the experts. If not, it also computes the hidden activations of the dense MLP.
 
     Args:
         x: (1, dim).

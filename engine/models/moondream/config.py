@@ -274,7 +274,7 @@ class MoondreamConfig:
 
         Args:
             path: the config.json.
-            known: values derived from the weights, by section and field. They replace the defaults of missing fields.
+            known: values derived from the weights, keyed by section and field. They are the defaults of missing fields.
 
         Raises:
             ModelConfigError: if the file is not a valid configuration. The message names the file.

@@ -74,7 +74,7 @@ def translate(held: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def facts(held: Mapping[str, StoredTensor]) -> dict[str, dict[str, Any]]:
-    """Return configuration values derived from the weights of a Moondream 3.1 checkpoint, by section and field."""
+    """Return configuration values derived from Moondream 3.1 weights, keyed by section and field."""
     experts = {
         int(name.split(".")[2]): tensor.shape
         for name, tensor in held.items()

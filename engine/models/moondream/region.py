@@ -1,6 +1,6 @@
 """Region heads: networks that encode coordinates and sizes, and decode them.
 
-The behaviour is that of the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream).
+The results match the reference implementation of Moondream (github.com/vikhyat/moondream, Apache-2.0).
 """
 
 from __future__ import annotations

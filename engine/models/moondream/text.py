@@ -6,8 +6,8 @@ Attention is bidirectional in the image prefix. Moondream 3 adds an attention te
 `run_blocks` defines the sequence of operations for all backends. `TextDecoder` implements the operations with PyTorch
 modules. The CPU and CUDA backends have faster implementations.
 
-The behaviour is that of the public Apache-2.0 reference implementation of Moondream (github.com/vikhyat/moondream). The
-attention temperature is that of vLLM's moondream3.py (Apache-2.0).
+The results match the reference implementation of Moondream (github.com/vikhyat/moondream, Apache-2.0). The attention
+temperature is that of vLLM's moondream3.py (Apache-2.0).
 """
 
 from __future__ import annotations
