@@ -1,7 +1,7 @@
-"""Object detector on CUDA. One kernel computes a convolution with its bias and activation.
+"""Object detector on CUDA. Triton kernels compute its pointwise and depthwise convolutions, bias and activation.
 
-The structure is that of `cpu.layers`, with CUDA layers. Triton is required. cuDNN is not used, because it needs three
-kernels per convolution, and half a minute to choose algorithms at the start.
+The structure is that of `cpu.layers`, with CUDA layers. Triton is required. cuDNN would need three kernels for each of
+these convolutions, and half a minute to choose its algorithms at the start.
 """
 
 from __future__ import annotations
