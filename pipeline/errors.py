@@ -38,10 +38,7 @@ class RunFailed(Exception):  # noqa: N818 - names how far it got, not a kind of 
 
 
 def one_line(text: str) -> str:
-    r"""Return the text as one line, with credentials removed from URLs.
-
-    A byte of a file name that is not valid UTF-8 is replaced by an escape sequence, such as `\udcff` for the byte 0xFF.
-    """
+    """Return the text as one line, without credentials in URLs and without invalid UTF-8."""
     from saccade.sources import redact  # imported late, because it imports FFmpeg
 
     return redact(" ".join(text.split()).encode(errors="backslashreplace").decode())

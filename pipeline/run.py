@@ -129,7 +129,7 @@ def has_workers(config: RunConfig) -> bool:
 
 
 def _ray(config: RunConfig) -> tuple[Any, type]:
-    """Import the modules that need Ray. Return the function that opens workers, and the class of their Ray actors."""
+    """Import the modules that need Ray. Return (function that opens the workers, class of the worker actors)."""
     if config.ray is None:
         # Read when Ray is imported. Ray's servers listen on every address, so they require a token. By default Ray runs
         # workers at nice 15, where any other process on a busy machine takes the CPU from the cameras.

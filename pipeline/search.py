@@ -139,8 +139,7 @@ def search(
 ) -> list[Found]:
     """Return the events whose snapshot matches a text best. See `search_events`.
 
-    `walk` lists events, and `match` scores their snapshots. Events with words of the text in their records are scored
-    first.
+    `walk` lists events, and `match` scores their snapshots.
 
     Raises:
         ConfigError: if the text is empty.

@@ -45,7 +45,7 @@ class NullIsUnset(BaseModel):
 
 
 def _keeps_null(field: FieldInfo) -> bool:
-    """Return whether null is a valid value of a field, or the field is required. Otherwise, null counts as missing."""
+    """Return whether null is kept as the value of a field. Otherwise, null counts as a missing key."""
     return field.is_required() or field.annotation is Any or type(None) in get_args(field.annotation)
 
 
@@ -144,5 +144,6 @@ def setting(
 
 
 def is_onvif(source: str) -> bool:
-    """Return whether a source is the URL of an ONVIF camera. Does not import `sources`, because that import is slow."""
+    """Return whether a source is the URL of an ONVIF camera."""
+    # Does not import `sources`, because that import is slow.
     return source.strip().lower().startswith("onvif://")

@@ -81,7 +81,7 @@ class Outbox:
             self._changed.notify_all()
 
     def put_result(self, data: bytes) -> None:
-        """Add a pickled result to the queue. If the queue is full, wait, which pauses the stream of the result."""
+        """Add a pickled result to the queue. Wait while the queue is full."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._results) < MAX_RESULTS)
             self._results.append(data)
@@ -174,10 +174,7 @@ class Worker:
     # ---- streams
 
     def prepare(self, change: Change, *, checked: bool) -> None:
-        """Open the stream that a configuration change requires, without starting it.
-
-        `follow` later starts this stream. `release` closes it instead.
-        """
+        """Check a configuration change. If the change adds a stream, open the stream without starting it."""
         opened = self.local.prepare(change, checked=checked)
         if opened is not None:
             self._prepared[change.name] = opened
@@ -308,7 +305,7 @@ class Worker:
         return stream
 
     def answer(self, number: int, answer: ListedStream | Exception) -> None:
-        """Pass the controller's response to `wish`, which waits for it. `number` is the number of the request."""
+        """Pass the controller's response to the waiting call of `wish` with this request number."""
         if (wish := self._wishes.get(number)) is not None:
             wish[1].append(answer)
             wish[0].set()
@@ -391,11 +388,11 @@ class WorkerActor:
             return told(lambda: self._replace(settings, wanted))
 
     def poll(self, wait_s: float) -> Batch:
-        """Wait up to `wait_s` seconds for messages or results. Return at most 64 of each."""
+        """Wait up to `wait_s` seconds for messages or results for the controller. Return at most 64 of each."""
         return self._outbox.take(wait_s)
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the worker. Return its result, or an error with a message for the user.
+        """Call a method of the worker and return its result. An error meant for the user is returned, not raised.
 
         Args:
             method: name of the method, such as `follow`, or `local.counts` for a method of `Local`.
@@ -405,7 +402,7 @@ class WorkerActor:
         return told(lambda: attrgetter(method)(self._running)(*arguments, **options))
 
     def close(self) -> None:
-        """Stop all streams, close the engine, and queue the message `end` for the controller."""
+        """Stop all streams, close the engine, and tell the controller that the worker has ended."""
         with self._lock:
             self._over.set()
             worker, self._worker = self._worker, None

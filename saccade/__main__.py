@@ -28,11 +28,9 @@ def main() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Handle a signal: raise KeyboardInterrupt with the exit code, or exit immediately during an import.
-
-    An exception during an import would be replaced by pydantic or aiortc, or would abort the process in torch. The exit
-    code is 0 if SIGTERM stops a service, so that service managers report no failure.
-    """
+    """Handle a signal: raise KeyboardInterrupt with the exit code, or exit immediately during an import."""
+    # SIGTERM stops a service with exit code 0, so that service managers report no failure. During an import, pydantic
+    # or aiortc would replace an exception, and torch would abort.
     code = 0 if number == signal.SIGTERM and set(sys.argv[1:2]) & _SERVICES else INTERRUPTED
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):

@@ -9,11 +9,7 @@ VERSION = "0.2.0"
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an optional dependency group (extra), for error messages.
-
-    Outside a container, it is a pip command. In a container, it is a build of the Docker image, because packages
-    installed by pip would be lost with the container.
-    """
-    if os.environ.get("SACCADE_IMAGE"):
+    """Return a hint for error messages: how to install an optional dependency group (extra)."""
+    if os.environ.get("SACCADE_IMAGE"):  # packages installed by pip would be lost with the container
         return f"this image is built without it; build one with --build-arg EXTRAS='… {extra}'"
     return f"pip install '{DISTRIBUTION}[{extra}]'"

@@ -36,7 +36,7 @@ class _Lookup:
 
     @property
     def usable(self) -> bool:
-        """Whether the lookup of the host name is in progress, or its result is recent enough to use."""
+        """Whether the result of the lookup can be used: the lookup is still in progress, or has ended recently."""
         return not self.done.is_set() or time.monotonic() - self.ended_at < _FRESH_S
 
     def _work(self, host: str, port: int | None) -> None:
@@ -63,7 +63,7 @@ def look_up(
         host: host name or IP address.
         port: port for the addresses.
         limit_s: timeout in seconds.
-        cancelled: event that ends the wait when it is set.
+        cancelled: `threading.Event` that stops the wait.
 
     Raises:
         TimeoutError: after the timeout, or if `cancelled` is set.
@@ -95,7 +95,7 @@ class DaemonLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Run a function in an executor. If the executor is None, run the function in a new daemon thread."""
+        """Run a function in the given executor, or in a new daemon thread if the executor is None."""
         if executor is not None:
             return super().run_in_executor(executor, func, *args)
         future: asyncio.Future[T] = self.create_future()

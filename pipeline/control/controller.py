@@ -200,8 +200,6 @@ class Controller:
     def apply(self, wanted: RunConfig | Edit, *, base: RunConfig | None = None, again: Collection[str] = ()) -> Applied:
         """Apply a new configuration: validate it, store it, then change the streams.
 
-        All other methods that change streams call this method.
-
         If a stream passes validation but cannot be opened, it is listed as failed, and its outcome contains the error.
 
         Args:
@@ -212,7 +210,7 @@ class Controller:
             again: names of streams to reopen even if their configuration has not changed.
 
         Raises:
-            ConfigError, EngineError, SinkError, SourceError, StreamError: if validation fails. No change has been made.
+            ConfigError, EngineError, SinkError, SourceError, StreamError: if validation fails. Nothing is then changed.
         """
         if isinstance(wanted, RunConfig):
             base = wanted = wanted.resolved()
@@ -270,8 +268,7 @@ class Controller:
             stream: stream from `Local.open`.
 
         Raises:
-            ConfigError, SinkError, StreamError: if the stream cannot be started. This method has then closed the
-                stream.
+            ConfigError, SinkError, StreamError: if the stream cannot be started. The stream is then closed.
         """
         name = stream.config.name
         assert name is not None
@@ -352,7 +349,7 @@ class Controller:
         Changes that were made over HTTP are preserved, unless the edit of the file changes the same settings.
 
         Raises:
-            ConfigError: if the file cannot be applied. No change has been made.
+            ConfigError: if the file cannot be applied. Nothing is then changed.
         """
         file = self._required_file()
         try:
@@ -403,7 +400,7 @@ class Controller:
     # ---- how a change is made
 
     def _reopened(self, change: Change, again: Collection[str]) -> Change:
-        """Convert an `Open` of a running stream to a `Reopen` if the stream is listed in `again`."""
+        """Replace an `Open` change by a `Reopen` change if the stream is running and is listed in `again`."""
         if isinstance(change, Open) and change.name in again and change.name in self.runner.names:
             return Reopen(change.name, change.stream)
         return change
@@ -447,7 +444,7 @@ class Controller:
         self._base, self._desired = base, desired
 
     def _undo(self, name: str, before: ListedStream | None) -> None:
-        """Restore the desired state that a stream had before a failed start. `before` is None for a new stream."""
+        """Restore the desired configuration of a stream that could not be started: `before`, or None to remove it."""
         with self._lock:
             desired = _without([name], self._desired)
             self._store(self._base, desired if before is None else _with(desired, before))
@@ -461,10 +458,7 @@ class Controller:
         return desired.with_streams(stream for name, stream in desired.named().items() if name not in self._attached)
 
     def _ended(self, ended: Ended) -> None:
-        """Handle the end of a stream.
-
-        A stream is removed from the desired state if a client added it and its source has ended.
-        """
+        """Handle the end of a stream. A stream that a client added is forgotten when its source ends."""
         name = ended.name
         with self._lock:
             if name in self._base.named():
@@ -504,7 +498,7 @@ class Controller:
         return wanted
 
     def _is_foreign(self, change: Change, base: RunConfig) -> bool:
-        """Return whether an HTTP client chose the source of a stream, so that the source policy applies."""
+        """Return whether a client of the HTTP server chose the source of a stream."""
         if isinstance(change, Close):
             return False
         given = base.named().get(change.name)

@@ -58,10 +58,7 @@ class Candidate:
 
 
 def least_loaded(workers: Iterable[Candidate]) -> str | None:
-    """Return the name of the worker with the least load. Return None if every worker has `MAX_STREAMS` streams.
-
-    The load of a newly opened stream is not measured yet. The average load of the worker's other streams is used.
-    """
+    """Return the name of the worker with the least load. Return None if every worker has `MAX_STREAMS` streams."""
     able = [worker for worker in workers if worker.streams < MAX_STREAMS]
 
     def rank(worker: Candidate) -> tuple[float, int, str]:

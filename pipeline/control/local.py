@@ -3,8 +3,7 @@
 All streams share one engine and the shared outputs. Each stream can also have its own outputs.
 
 `Local.follow` opens, changes, reopens or stops a stream until it matches a configuration. Only the controller starts
-and changes streams. Fast checks run first, so that an invalid change creates no files. Each worker process also has a
-`Local`.
+and changes streams. Each worker process also has a `Local`.
 """
 
 from __future__ import annotations
@@ -270,7 +269,7 @@ class Local:
         self.streams.remove(name)
 
     def take(self, config: RunConfig) -> list[str]:
-        """Return an empty list, because run-wide settings take effect only after a restart of this process."""
+        """Return the keys of the settings that take effect at once: none, because this process must be restarted."""
         return []
 
     def _begin(self, name: str, stream: OpenedStream) -> None:
@@ -538,7 +537,7 @@ def opened_local(
 
 
 def verdicts_of(store: StoredEvents, stream: str | None = None) -> Sequence[Verdict]:
-    """Return the false alarms of a stream, or of all streams.
+    """Return the events that users marked as false alarms, of one stream or of all streams.
 
     Return an empty sequence if the event store cannot be read.
     """

@@ -97,9 +97,7 @@ class OpenEvents:
         self._publish(record, home)
 
     def see(self, stream: str, times: Mapping[str, float]) -> None:
-        """Process a worker's report of the open events of a stream.
-
-        An event that is missing in `MISSED` consecutive reports is ended.
+        """Process a worker's report of a stream's open events. Events that several reports in a row omit are ended.
 
         Args:
             stream: name of the stream.
@@ -183,9 +181,11 @@ class OpenEvents:
         self._homes.pop(event, None)
 
     def _take_files(self, stream: str, of: Callable[[str], bool]) -> list[tuple[str, str, str]]:
-        """Remove the incomplete media files of the events for which `of(event ID)` is True.
+        """Remove and return the incomplete media files of selected events, as (event ID, kind, machine).
 
-        Return each removed file as (event ID, kind, machine).
+        Args:
+            stream: name of the stream.
+            of: returns whether an event is selected, by event ID.
         """
         files = self._files.get(stream, set())
         taken = [(event, kind, self._homes.get(event, "")) for event, kind in files if of(event)]

@@ -76,7 +76,7 @@ _CHANGES = ("begin", "update", "end", "rules", "media")
 
 @contextmanager
 def _prepared(worker: WorkerSlot, name: str) -> Iterator[WorkerSlot]:
-    """Context manager for a change that a worker has prepared. At the end, the worker discards an unapplied change."""
+    """Context manager that discards a prepared change of a stream at its end, unless the change was applied."""
     try:
         yield worker
     finally:
@@ -156,10 +156,7 @@ class RayWorkers:
     # ---- what the controller has done
 
     def prepare(self, change: Change, *, checked: bool) -> AbstractContextManager[WorkerSlot] | None:
-        """Check and prepare a change of a stream on the stream's worker, or a new stream on the least-loaded worker.
-
-        If no worker is ready, a new stream is rejected. A change of an existing stream is accepted without a check.
-        """
+        """Check and prepare a change of a stream on a worker."""
         if isinstance(change, Close):
             return None
         with self._changed:
@@ -179,7 +176,7 @@ class RayWorkers:
     ) -> StreamStatus | None:
         """Open, change, reopen or stop a stream on a worker, so that it matches a configuration.
 
-        If `wanted` is None, the stream is stopped. If the worker dies during the call, another worker opens the stream.
+        If `wanted` is None, the stream is stopped.
         """
         if wanted is None:
             with self._changed:
@@ -414,7 +411,7 @@ class RayWorkers:
         return name
 
     def held_back(self, stream: str) -> dict[str, int]:
-        """Return how many detections of a stream were suppressed by each false alarm, by event ID."""
+        """Return the number of detections that each false alarm of a stream has suppressed. The keys are event IDs."""
         try:
             found: dict[str, int] = self._call(self._worker_of(stream), "local.held_back", stream, timeout_s=_ASK_S)
         except StreamError:
@@ -422,10 +419,7 @@ class RayWorkers:
         return found
 
     def _match_at(self, machine: str, text: str, events: Sequence[str]) -> list[float | None] | None:
-        """Score the snapshots of events against a text, on a worker. Return None if no worker is available.
-
-        The worker runs on the machine that stores the snapshots, and has the fewest running searches.
-        """
+        """Score snapshots against a text, on a worker of their machine. Return None if no worker is available."""
         with self._changed:
             able = [one for one in self._workers.values() if one.ready and one.ready.machine == machine]
             worker = min(able, key=lambda one: self._searching[one.name], default=None)

@@ -140,18 +140,13 @@ class RayCluster:
             )
 
     def _gpus_each(self, workers: int) -> float:
-        """Return the fraction of a GPU that Ray reserves for each worker on this machine, from 0 to 1.
-
-        Workers are distributed evenly over the GPUs.
-        """
+        """Return the fraction of a GPU (0 to 1) that Ray reserves for each worker on this machine."""
         found: Any = ray.cluster_resources()  # type: ignore[no-untyped-call]
         gpus = int(found.get("GPU", 0))
         return 0.0 if self._config.device == "cpu" or not gpus else 1.0 / -(-workers // gpus)
 
     def actor_of(self, name: str, kind: type) -> Any:
         """Return the actor of a worker. Create the actor on the resources reserved for the worker if it does not exist.
-
-        If the actor dies, Ray restarts it. On a cluster, the actor continues to run after this process ends.
 
         Args:
             name: name of the worker, a number from 1.

@@ -23,7 +23,7 @@ from saccade.processors import usable_processors
 def shared_targets(config: RunConfig) -> list[Target]:
     """Return the outputs that all streams share.
 
-    If there is only one stream, its worker writes the video file. The video file is then not included.
+    A video file of a single stream is not included, because the stream's worker writes it.
     """
     alone = len(config.named()) == 1
     return [target for target in targets_of(config) if not target.each and not (alone and is_video(target))]
@@ -44,18 +44,15 @@ def check_workers(config: RunConfig) -> None:
 
 
 def is_file(source: str) -> bool:
-    """Return whether a source is a file path, and neither a URL nor a webcam."""
+    """Return whether a source is a file path, not a URL or a webcam."""
     return not ("://" in source or source.startswith("webrtc:") or source.isdecimal())
 
 
 def threads_each(workers: int) -> int:
-    """Return the number of CPU threads for the engine of each worker.
-
-    Return 0 if the environment variable OMP_NUM_THREADS sets the number. Otherwise, the engines of all workers together
-    use half of the CPU cores. The other half is for video decoders and encoders.
-    """
+    """Return the number of CPU threads for the engine of each worker, or 0 if OMP_NUM_THREADS sets the number."""
     if "OMP_NUM_THREADS" in os.environ:
         return 0
+    # Half of the cores are left to video decoders and encoders.
     return max(1, usable_processors() // (2 * workers))
 
 

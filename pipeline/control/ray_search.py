@@ -1,8 +1,4 @@
-"""Searches the stored events of a run with workers. Event stores list candidates, and workers score their snapshots.
-
-A worker scores only the snapshots on its own machine. The network thus transfers only IDs and probabilities. If a
-worker dies during a search, another worker on its machine, or the restarted worker, continues the search.
-"""
+"""Searches the stored events of a run with workers. Each worker scores only the snapshots on its own machine."""
 
 from __future__ import annotations
 
@@ -44,8 +40,8 @@ def search_workers(
         workers: maximum number of concurrent requests to workers.
         text: text to search for.
         query: filters for events.
-        progress: progress callback (snapshots scored, total snapshots). It is also called while no worker responds. If
-            it raises an exception, the search stops.
+        progress: progress callback (snapshots scored, total snapshots). If it raises an exception,
+            the search stops.
 
     Raises:
         ConfigError, EngineError: if the text is empty, or the model does not support search.

@@ -59,7 +59,7 @@ class PlacedStream:
 
 @dataclass(slots=True)
 class WorkerSlot:
-    """A worker of the run. If the worker's actor is restarted, the slot remains.
+    """A worker of the run, also while its actor is restarted.
 
     Attributes:
         ready: message that the worker sent when it became ready; None while the worker is not ready.
@@ -67,7 +67,7 @@ class WorkerSlot:
         failures: number of consecutive failed starts.
         ended: whether the worker has sent its last message.
         loading: whether the worker is loading another engine.
-        strays: streams that the worker runs, but that are not assigned to it.
+        strays: streams that run on the worker without being assigned to it.
     """
 
     name: str

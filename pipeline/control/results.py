@@ -30,9 +30,6 @@ _CARRIED = (
 class RelaySink:
     """A sink in a worker process that sends the results of every stream to the controller process.
 
-    If too many results are queued for sending, `write` blocks. A file is then processed more slowly, and a live stream
-    drops its oldest results.
-
     Args:
         send: sends a pickled result; can block.
     """
@@ -74,7 +71,7 @@ class ResultReceiver:
         self._ending: list[str] = []
 
     def take(self, data: bytes) -> None:
-        """Read a pickled message of a worker. The message is a result, or the name of a stream that has ended."""
+        """Process a pickled message of a worker: a result, or the name of a stream that has ended."""
         what = pickle.loads(data)  # trusted: it comes from our own process
         if isinstance(what, str):
             self.end(what)

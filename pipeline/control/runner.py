@@ -165,7 +165,7 @@ class Runner(Protocol):
     def prepare(self, change: Change, *, checked: bool) -> AbstractContextManager[object] | None:
         """Check and prepare a change of a stream. Return None if there is nothing to prepare.
 
-        Pass the result to `follow` to apply the change. If its `with` block ends first, the change is discarded.
+        Pass the result to `follow` to apply the change. When its `with` block ends, an unapplied change is discarded.
         """
 
     def follow(
@@ -291,9 +291,9 @@ class Runner(Protocol):
         """
 
     def held_back(self, stream: str) -> dict[str, int]:
-        """Return how many detections of a stream were suppressed by each false alarm, by event ID. The call can block.
+        """Return the number of detections that each false alarm of a stream has suppressed. The keys are event IDs.
 
-        The result is empty if the stream is not running.
+        The call can block. The result is empty if the stream is not running.
         """
 
     def address(self, stream: str | None) -> Address | None:

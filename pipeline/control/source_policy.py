@@ -74,8 +74,7 @@ class SourcePolicy:
 
         Args:
             source: path or URL.
-            addresses: IP addresses of the host, to which the caller will connect. If None, the host name is resolved,
-                which can take seconds.
+            addresses: resolved IP addresses of the host. If None, the host name is resolved, which can take seconds.
 
         Raises:
             NotAllowedError: if the policy rejects the source.
@@ -116,7 +115,7 @@ def _network(entry: str) -> Network | None:
 
 
 def _resolved_glob(entry: str) -> str:
-    """Make the path of a glob pattern absolute, and resolve the symbolic links before its first wildcard."""
+    """Make a glob pattern of paths absolute. Symbolic links before the first wildcard are resolved."""
     if entry.isdecimal():
         return entry
     parts = os.path.abspath(entry).split(os.sep)

@@ -1,8 +1,7 @@
 """The event stores of all machines of a Ray cluster, behind one interface. Each machine stores its own events.
 
-On the controller's machine, the controller process has an `EventStore`. On every other machine, an actor has an
-`EventStore` for all workers of the machine, and continues when workers end. The controller calls this actor through
-Ray. While a machine is unreachable, up to 10,000 records for the machine are queued.
+On the controller's machine, the controller process writes the store. On every other machine, a Ray actor writes it.
+While a machine is unreachable, up to 10,000 records for it are queued.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class StoreActor:
     """The Ray actor that stores the events of one machine.
 
     Args:
-        folder: base folder of a relative store path. It is ignored if it does not exist on this machine.
+        folder: base folder of a relative store path.
         store: path of the event store's folder.
         keep_s, max_bytes: see `EventStore`.
     """
@@ -109,8 +108,7 @@ class StoreActor:
 def store_here(settings: WorkerSettings, host: str) -> tuple[str, str, str | None]:
     """Start the event store of the worker's machine, if needed. Return machine name, Ray node ID and media folder.
 
-    Machine name and node ID are empty if the controller stores the events of the worker. The controller stores them if
-    the worker runs on the controller's machine, or the store's folder cannot be used on the worker's machine.
+    Machine name and node ID are empty if the controller stores the events of the worker.
     """
     node = ray.get_runtime_context().get_node_id()
     if settings.store is None or node == settings.node:
@@ -151,7 +149,7 @@ class RemoteStore:
     Args:
         machine: name of the machine.
         node: Ray's node ID of the machine.
-        load: called once, before the first record is sent, with the open events of the store and the machine name.
+        load: called once with (open events of the store, machine name), before the first record is sent.
     """
 
     def __init__(self, machine: str, node: str, load: Callable[[Sequence[Record], str], None]) -> None:
@@ -234,10 +232,10 @@ class RemoteStore:
                     told, self._lost = False, 0
 
     def _next(self, loaded: bool) -> list[Record] | None:
-        """Wait for records to send, and return them. Return None when the sender thread should end.
+        """Wait for queued records and return some of them. Return None when the sender thread should end.
 
         Args:
-            loaded: whether the machine's open events are loaded. If False, return at once, without records.
+            loaded: if False, return an empty list without waiting.
         """
         with self._changed:
             if not loaded:
@@ -258,7 +256,7 @@ class MachineStores:
 
     Args:
         local: event store of the controller's machine. The caller closes it.
-        load: called once per machine with the machine's open events and name.
+        load: called once per machine with (open events of the machine, machine name).
         address_of: returns the address of the server for a machine's files, or None if the machine is unreachable.
     """
 
@@ -336,7 +334,7 @@ class MachineStores:
         return found[0].stream
 
     def verdicts(self, stream: str | None = None) -> list[Verdict]:
-        """Return the false alarms of a stream, or of all streams, oldest first."""
+        """Return the events that users marked as false alarms, of one stream or of all streams, oldest first."""
         return self._local.verdicts(stream)
 
     def media(self, event: str, kind: str) -> Path | Address | None:

@@ -84,7 +84,7 @@ class Report:
 
     Attributes:
         statuses: status of each stream of the worker.
-        seen: for each stream, the capture time of the newest frame of each open event, by event ID.
+        seen: capture time of the newest frame of each open event, by stream name and event ID.
         sinks: status of each sink that belongs to one stream.
         busy, rss_bytes, counters: see `WorkerStatus`.
         dropped: number of dropped event changes.
@@ -123,11 +123,7 @@ class Batch:
 
 
 def told(call: Callable[[], T]) -> T | Exception:
-    """Call a function and return its result.
-
-    If the function raises an error with a message for the user, return the error instead. The returned error can be
-    pickled and sent to another process.
-    """
+    """Call a function and return its result. An error with a message for the user is returned, not raised."""
     try:
         return call()
     except PlacedError as error:
@@ -139,7 +135,7 @@ def told(call: Callable[[], T]) -> T | Exception:
 
 
 def taken(answer: T | Exception) -> T:
-    """Return the answer of a remote call, or raise it if it is an exception."""
+    """Return the answer of a remote call. If the answer is an exception, raise the exception."""
     if isinstance(answer, Exception):
         raise answer
     return answer
@@ -156,5 +152,5 @@ def worker_values(config: RunConfig) -> dict[str, Any]:
 
 
 def is_video(target: Target) -> bool:
-    """Return whether an output is a video file, which can contain only one stream."""
+    """Return whether an output is an MP4 file."""
     return target.path is not None and target.path.suffix.lower() in (".mp4", ".m4v")

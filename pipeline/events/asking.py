@@ -1,6 +1,6 @@
 """Asks a model the questions of rules about image crops. For live streams, frame processing does not wait for answers.
 
-The number of questions in flight is limited, and each question has a timeout. An answer after the timeout is ignored.
+The number of unanswered questions is limited, and each question has a timeout.
 """
 
 from __future__ import annotations
@@ -38,9 +38,6 @@ _MAX_TOKENS = 24  # for an attribute in free text
 
 class ModelAskEngine:
     """Answers questions with an engine that supports `Query` tasks.
-
-    The questions of all streams share one queue and one scheduling weight in the engine. Unlike a frame of a live
-    stream, a queued question is never replaced by a newer question.
 
     Args:
         engine: the engine. The caller closes it.
@@ -107,7 +104,7 @@ class Asker:
         self._failing = ""
 
     def ask(self, question: Question, scene: Scene, image: NDArray[np.uint8]) -> bool:
-        """Ask a question about a frame. Return False, without asking, if too many questions are in flight.
+        """Ask a question about a frame. Return False, without asking, if too many questions are unanswered.
 
         Args:
             question: the question.
@@ -133,7 +130,7 @@ class Asker:
         return [self._answer(one) for one in done]
 
     def close(self) -> None:
-        """Cancel all questions in flight."""
+        """Cancel all unanswered questions."""
         for one in self._asked:
             one.future.cancel()
         self._asked = []

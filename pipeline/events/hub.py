@@ -39,9 +39,6 @@ Listener = Callable[[Mapping[str, Any]], None]
 class ChangeQueue:
     """A bounded FIFO queue of event changes that are not published yet. Not thread-safe.
 
-    A full queue still accepts lists of rules, and the end of an event whose start it accepted. After a rejected start,
-    the next accepted update of the event becomes the start.
-
     Args:
         limit: number of changes at which the queue is full.
     """
@@ -56,10 +53,7 @@ class ChangeQueue:
         return len(self._waiting)
 
     def put(self, item: Change | RuleList | History | threading.Event) -> bool:
-        """Add a change to the queue. Return False if the queue is full.
-
-        A `threading.Event` is always accepted. It marks a position in the queue, and `flush` waits until it is reached.
-        """
+        """Add an item to the queue. Return False if the queue is full and the item was rejected."""
         full = len(self._waiting) >= self._limit
         if isinstance(item, Change):
             return self._put_change(item, full)

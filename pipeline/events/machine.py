@@ -85,8 +85,8 @@ class Watch:
         """Evaluate the condition on the next scene.
 
         Returns:
-            The time since which each track fulfils the condition, by track ID. The key -1 stands for the whole frame.
-            None if the condition is not fulfilled.
+            The time since which each track fulfils the condition, by track ID (-1 for the whole frame), or None if the
+            condition is not fulfilled.
         """
         if self._last_s is not None and not 0 <= scene.seconds - self._last_s <= self._gap_s:
             self._since, self._held = {}, None
@@ -121,10 +121,7 @@ class Watch:
         return held or None
 
     def _began(self, scene: Scene, track: Track, now: Moment) -> Moment:
-        """Return the time at which a track started to fulfil the condition, if it fulfils the condition now.
-
-        The time can be earlier than this frame, because zones and `confirm` need several frames to accept an object.
-        """
+        """Return the time from which a track counts as fulfilling the condition, which can be before this frame."""
         if self.condition.kind not in ("inside", "present") or self.condition.motion in ("moving", "stationary"):
             return now
         past_s = scene.seconds - track.first_s
@@ -133,10 +130,7 @@ class Watch:
         return Moment(*(at - max(0.0, past_s) for at in now))
 
     def _once(self, scene: Scene, held: dict[int, Moment]) -> dict[int, Moment]:
-        """Return `held` without objects that already started an event, even under another track ID.
-
-        An object stays in the result while it fulfils the condition without interruption.
-        """
+        """Return the tracks in `held` whose object has not already started an event."""
         places = {number: rest.place for number in held if (rest := scene.tracks[number].rest) is not None}
         kept = {n: held[n] for n, place in places.items() if place in self._holding or place not in self._told}
         self._holding = {places[number] for number in kept}
@@ -161,7 +155,7 @@ class Watch:
         return [track for track in tracks if track.number in self._confirmed]
 
     def _has_place(self, scene: Scene) -> bool:
-        """Return whether the zone or line of the condition exists. Users can remove zones and lines at any time."""
+        """Return whether the zone or line of the condition exists."""
         place = self.condition.place
         return place is None or place in (scene.crossed if self.condition.kind == "crosses" else scene.zones)
 
@@ -323,7 +317,7 @@ class RuleMachine:
         return changes
 
     def due(self, scene: Scene) -> list[Question]:
-        """Return the questions to ask the model about the last scene. The answers are used by the next `step`.
+        """Return the questions to ask the model about the scene of a frame.
 
         Call `questions.refuse` for each question that is not asked.
         """
@@ -337,10 +331,7 @@ class RuleMachine:
         return self._stop(self._last_s)
 
     def _with_crossed(self, scene: Scene, held: dict[int, Moment]) -> dict[int, Moment]:
-        """Return all tracks whose line crossing waits for an answer of the model, including tracks of earlier frames.
-
-        If the rule has no question about a crossing, return `held`.
-        """
+        """Return `held`, plus earlier line crossings that still wait for an answer of the model."""
         if self.rule.condition.kind != "crosses" or not self.rule.asks:
             return held
         self._crossed = {
@@ -436,10 +427,7 @@ class RuleMachine:
 
 
 def _end_time(event: Event) -> float:
-    """Return the end time of an event, on the clock of its start time.
-
-    If the clock has jumped since the start, the duration on the monotonic clock is added to the start time.
-    """
+    """Return the end time of an event as Unix time. A jump of the system clock during the event is corrected."""
     lasted = event.frame_at - event.start_at
     if math.isfinite(lasted) and abs(event.frame_time - event.start_time - lasted) > _CLOCK_STEP_S:
         return event.start_time + lasted
@@ -447,5 +435,5 @@ def _end_time(event: Event) -> float:
 
 
 def _soon_after(event: Event, scene: Scene) -> bool:
-    """Return whether an event of a live stream can continue: its last frame is at most `RESUME_S` old."""
+    """Return whether the last frame of a live stream's event is recent enough to continue the event."""
     return scene.capture_clock != "file" and abs(scene.captured_at - event.frame_time) <= RESUME_S

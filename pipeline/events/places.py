@@ -1,7 +1,6 @@
 """Distinguishes moving objects from stationary objects, and remembers the places of stationary objects.
 
-A place is remembered after the track of its object ends. If an object is detected at the same place under another
-track ID, it is treated as the same object. The module does not read the system clock; the caller passes all times.
+An object that is detected at a remembered place under another track ID is treated as the same object.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Place:
         box: last bounding box of the object, in normalized coordinates.
         since_s: stream time at which the object arrived, in seconds.
         empty_s: how long the place has been visible without the object, in seconds.
-        left: whether the object was detected while it moved away.
+        left: whether the object was seen moving away.
     """
 
     track: int
@@ -144,10 +143,7 @@ class Places:
         return self._rests.get(track)
 
     def _recognized(self, label: str, box: Rect, alive: Mapping[int, object]) -> Rest | None:
-        """Recognize a new track as the stationary object of an ended track, by its label and bounding box.
-
-        Return the motion state, or None if the object is not recognized.
-        """
+        """Return the motion state of a new track at the place of an ended track with the same label, or None."""
         for number, place in self._places.items():
             lost = place.track not in alive and not place.left and place.label == label
             if lost and overlap(place.box, box) >= _SAME:
@@ -164,7 +160,7 @@ class Places:
 
 
 def has_moved(old: Rect, new: Rect) -> bool:
-    """Return whether a bounding box has moved by its own size, measured between the box centres."""
+    """Return whether the centre of a bounding box has moved by at least the size of the box."""
     width, height = max(old[2] - old[0], new[2] - new[0], 1e-6), max(old[3] - old[1], new[3] - new[1], 1e-6)
     dx, dy = (new[0] + new[2] - old[0] - old[2]) / 2, (new[1] + new[3] - old[1] - old[3]) / 2
     return math.hypot(dx / width, dy / height) >= 1

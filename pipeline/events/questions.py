@@ -1,7 +1,6 @@
 """Decides which questions of a rule to ask the model about tracks, and evaluates the answers.
 
-The module stores the answers for each track, applies the hysteresis of the thresholds, and collects attributes. It is
-a state machine without side effects: it receives scenes (the tracks of a frame) and answers, and returns questions.
+It stores the answers for each track, and applies two thresholds (hysteresis) to the probabilities.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ class Questions:
             state.on = False
 
     def refuse(self, question: Question) -> None:
-        """Mark a question as not asked, because too many questions are in flight. It is retried on the next frame."""
+        """Mark a question as not asked. The question is due again on the next frame."""
         state = self._states.get((question.kind, question.name, question.track))
         if state is not None:
             state.pending, state.asked_s = False, float("-inf")
@@ -175,7 +174,7 @@ class Questions:
         return there and (asked.text is None or asked.failed)
 
     def lacks(self, track: int, there: bool) -> bool:
-        """Return whether the model can still provide an unknown attribute of a track.
+        """Return whether an attribute of a track is unknown and the model can still provide it.
 
         Args:
             track: track ID.
@@ -185,10 +184,9 @@ class Questions:
         return any(state.pending or (there and state.text is None and not state.failed) for state in states)
 
     def p_yes(self, tracks: Collection[int]) -> float | None:
-        """Return the model's probability of "yes" to the rule's question.
+        """Return the model's probability of "yes" to the rule's question, or None without an answer.
 
-        Of several tracks, return the highest probability if the rule expects "yes", otherwise the lowest. Return None
-        if the model has not answered about any of the tracks.
+        If there are several tracks, the answer closest to the answer that the rule expects is used.
         """
         numbers = [FRAME] if self._rule.scope == "frame" or not tracks else tracks
         known = [p for number in numbers if (p := self._state("ask", "", number).p_yes) is not None]

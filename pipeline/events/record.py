@@ -149,7 +149,7 @@ _HISTORY = {TrackPath: "track", MinuteCounts: "minute", MediaDone: "media", Even
 
 
 def make_history_record(part: History) -> dict[str, Any]:
-    """Convert a track path, minute counts, a finished media file or an appearance descriptor to a JSON record."""
+    """Convert a history item, such as a track path or the object counts of a minute, to a JSON record."""
     return {"type": _HISTORY[type(part)], **asdict(part)}
 
 
@@ -160,7 +160,7 @@ def new_id(start_time: float, chance: Callable[[], float] = random.random) -> st
 
 
 def read_event(record: Mapping[str, Any]) -> Event:
-    """Convert a record that `make_event_record` created back to an event.
+    """Convert a JSON record from `make_event_record` to an event.
 
     Raises:
         KeyError, TypeError: if the record has another format.

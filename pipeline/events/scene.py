@@ -174,10 +174,8 @@ class SceneReader:
         )
 
     def _suppressed(self, seconds: float, result: Result) -> set[int]:
-        """Return the IDs of lost tracks whose object was detected on this frame, but suppressed as a false alarm.
-
-        Such an object must not count as present, because its track would then fulfil the `for` time of a rule.
-        """
+        """Return the IDs of lost tracks whose object was detected on this frame, but suppressed as a false alarm."""
+        # Such an object must not count as present: its track would fulfil the `for` time of a rule.
         held = [one.box for one in result.extras.get(HeldBack.key, ()) if isinstance(one, HeldBack)]
         found = set()
         for number, track in self._tracks.items() if held else ():

@@ -81,7 +81,7 @@ Attribute = Annotated[AttributeSettings, BeforeValidator(_question)]
 
 
 def _require_object(value: object, info: Any, *without: str) -> None:
-    """Raise ValueError if a question is set for a condition that has no object, such as `absent`."""
+    """Check that no question is set for a condition without an object, such as `absent`."""
     if value and "when" in info.data and (kind := parse(info.data["when"]).kind) in without:
         raise ValueError(
             f"questions cannot be used with the condition '{kind}', because there is no object to ask about"
@@ -269,8 +269,6 @@ def check_places(rules: list[RuleSettings], regions: Regions) -> None:
 
 def check_signals(rules: list[RuleSettings], source: str | None) -> None:
     """Check that the source of a stream supports rules with the condition `camera reports`.
-
-    Only ONVIF cameras send such reports. A video file passes the check, but its rules never match.
 
     Raises:
         PlacedError: if the source is a camera without an ONVIF address.

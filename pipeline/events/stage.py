@@ -118,7 +118,7 @@ class EventStage:
         """Continue events that began on another worker. Call this method before the first frame.
 
         Args:
-            events: at most one event per rule: its open event or its last ended event.
+            events: for each rule, its open event, or else its last ended event.
         """
         self._resumed = {event.rule: event for event in events}
 
@@ -211,7 +211,7 @@ class EventStage:
         self._flush()
 
     def _going(self) -> list[Event]:
-        """Return the last event of each rule, with the paths of its media files."""
+        """Return the last event of each rule. The event includes the paths of its media files."""
         found = [*self._resumed.values(), *(one.event for one in self._machines.values() if one.event is not None)]
         return [read_event(make_event_record(Change("update", self._with_media(event)))) for event in found]
 

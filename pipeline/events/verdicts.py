@@ -63,7 +63,7 @@ class Verdict:
         return box.label == self.label and overlap(self.box, (box.x1, box.y1, box.x2, box.y2)) > SAME_PLACE
 
     def looks_like(self, look: NDArray[np.float32] | None) -> bool:
-        """Return whether an appearance descriptor is similar to the false alarm's. True if a descriptor is missing."""
+        """Return whether an appearance descriptor matches that of the false alarm, or one of them is missing."""
         if self.look is None or look is None:
             return True
         own = np.frombuffer(self.look, np.float16).astype(np.float32)
@@ -71,7 +71,7 @@ class Verdict:
 
     @property
     def needed(self) -> float:
-        """The highest score, from 0 to 1, at which a detection similar to this false alarm is suppressed."""
+        """The highest score (0 to 1) of a detection that this false alarm suppresses."""
         return 1 - CLEARLY * (1 - self.score)
 
 
@@ -89,7 +89,7 @@ class HeldBack:
     box: Box
 
     def to_record(self, width: int, height: int) -> dict[str, object]:
-        """Return the event ID of the false alarm, and the detection's label, score and box, as JSON values."""
+        """Return the suppressed detection as a JSON object. `event` is the event ID of the false alarm."""
         box = self.box
         return {
             "event": self.event,
@@ -116,7 +116,7 @@ class VerdictStage:
 
     @property
     def held_back(self) -> dict[str, int]:
-        """The number of suppressed detections, by the event ID of the false alarm."""
+        """The number of detections that each false alarm has suppressed. The keys are event IDs."""
         return dict(self._held)
 
     def process(self, frame: Frame, result: Result) -> Result:
@@ -141,7 +141,7 @@ class VerdictStage:
         return replace(result, detections=replace(result.detections, boxes=tuple(boxes)), extras=extras)
 
     def _verdict_on(self, verdicts: Sequence[Verdict], frame: Frame, box: Box) -> Verdict | None:
-        """Return the false alarm that suppresses a detection, or None."""
+        """Return the event marked as a false alarm to which a detection is similar, or None."""
         near = [one for one in verdicts if box.score <= one.needed and one.lies_like(box)]
         if not near:
             return None

@@ -24,7 +24,7 @@ class QueueClosed(Exception):  # noqa: N818 - the normal end of the queue, not a
 
 @dataclass(slots=True, frozen=True)
 class Taken(Generic[T]):
-    """An item from the queue, with the number of items that were dropped since the previous item was taken."""
+    """An item from the queue, with the number of items that were dropped just before it."""
 
     item: T
     lost_before: int
@@ -62,8 +62,7 @@ class BoundedQueue(Generic[T]):
 
         Args:
             item: the item.
-            lost_before: number of items that the producer dropped since its previous item. `get` and `take` return this
-                number plus the number of items that the queue dropped.
+            lost_before: number of items that the producer dropped since its previous item.
 
         Raises:
             QueueClosed: if the queue is closed before the item could be added.
@@ -105,7 +104,7 @@ class BoundedQueue(Generic[T]):
             self._changed.notify_all()
 
     def discard(self) -> None:
-        """Close the queue for new items, and drop the queued items. Their drops count with the cause `closed`."""
+        """Close the queue for new items, and drop the queued items. They are counted under the cause `closed`."""
         with self._changed:
             self._closed = True
             while self._items:

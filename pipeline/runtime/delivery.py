@@ -89,15 +89,12 @@ class OutputDelivery:
             outbox.close()
 
     def call_off(self) -> None:
-        """End the threads that `start` has started. Call it only before the first result. The sinks stay open."""
+        """End the threads that `start` has started. Call this before any result is added. The sinks stay open."""
         for outbox in self._outboxes:
             outbox.call_off()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds for the threads that write to the sinks of this run only.
-
-        Return whether these threads have ended.
-        """
+        """Wait up to `timeout_s` seconds for the threads of sinks that are not shared. Return whether they ended."""
         deadline = time.monotonic() + timeout_s
         own = [outbox.output.threads for outbox in self._outboxes if not outbox.output.shared]
         return all(threads.join(max(0.0, deadline - time.monotonic())) for threads in own)
@@ -114,11 +111,11 @@ class OutputDelivery:
         return drops
 
     def waiting(self) -> dict[str, int]:
-        """The number of results in the queue of each sink, by index and name of the sink."""
+        """The number of results in the queue of each sink. A key is the index and the name of the sink."""
         return {f"{number} {outbox.output.name}": len(outbox.queue) for number, outbox in enumerate(self._outboxes)}
 
     def statuses(self) -> list[SinkStatus]:
-        """The status of each sink that is not shared with other runs."""
+        """The status of each sink that only this run uses."""
         return [outbox.output.guard.status() for outbox in self._outboxes if not outbox.output.shared]
 
     @property
@@ -178,10 +175,8 @@ class _Outbox:
         self._finish()
 
     def _write_one(self, taken: Taken[Delivery]) -> None:
-        """Write one result to the sink.
-
-        This is a separate function, so that the frame is freed before the caller waits for the next result.
-        """
+        """Write one result to the sink."""
+        # A separate function, so that the frame is freed before the caller waits for the next result.
         frame = taken.item.frame.changed(dropped_before=taken.lost_before)
         self.output.guard.write(frame, taken.item.result, taken.item.latency)
 

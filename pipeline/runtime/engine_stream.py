@@ -1,7 +1,6 @@
-"""Connects a stream to the engine: submits its frames, and tracks the frames in flight.
+"""Connects a stream to the engine: submits its frames, and keeps a queue of the unfinished frames.
 
-With the policy `newest`, a new frame replaces a frame that the engine has not started. The replaced frame releases its
-image at once and counts as dropped.
+With the policy `newest`, a new frame replaces a frame that the engine has not started.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class EngineStream:
     Args:
         engine: the engine.
         name: name of the stream.
-        in_flight: maximum number of frames in flight.
+        in_flight: maximum number of unfinished frames in the engine.
         share: scheduling settings. Frame rate and deadline apply to live streams only.
         live: whether the source is live.
         newest: whether a new frame replaces a frame that the engine has not started.
@@ -188,7 +187,7 @@ class InFlightQueue:
         self.superseded: Counter[str] = Counter()
 
     def put(self, flight: InFlight) -> None:
-        """Add a frame, and remove older frames that a newer frame has replaced."""
+        """Add a frame, and remove the older frames that it replaces."""
         with self._lock:
             self._flights.append(flight)
             if len(self._flights) > 1:
@@ -209,28 +208,25 @@ class InFlightQueue:
 
     @property
     def full(self) -> bool:
-        """Whether the maximum number of frames is in flight. The next frame must then wait."""
+        """Whether the next frame must wait, because the engine has the maximum number of frames."""
         with self._lock:
             # Besides `most` frames, one frame waits, and another one may arrive.
             return len(self._flights) >= self._most + 2 and not self._flights[-1].waits
 
     @property
     def waits(self) -> bool:
-        """Whether the engine has not started to process the newest frame."""
+        """Whether the newest frame still waits for the engine."""
         with self._lock:
             return bool(self._flights) and self._flights[-1].waits
 
     @property
     def waiting_since(self) -> float | None:
-        """The submission time of the oldest frame without a result, by `time.monotonic()`, in seconds.
-
-        None if every frame has a result.
-        """
+        """Submission time of the oldest unfinished frame (`time.monotonic()`), or None if every frame has a result."""
         with self._lock:
             return next((flight.submitted_at for flight in self._flights if not flight.result.done()), None)
 
     def cancel(self) -> None:
-        """Cancel all frames in flight."""
+        """Cancel all frames that the engine has not finished."""
         with self._lock:
             flights = list(self._flights)
         for flight in flights:

@@ -26,8 +26,7 @@ class FrameLuma:
     def __call__(self, frame: Frame, step: int) -> NDArray[np.uint8] | None:
         """Return the luma of a frame, subsampled by `step` in both directions, as uint8 of shape (rows, columns).
 
-        For a frame in GPU memory, the result is the luma of the previous frame. Only the first call waits for a copy.
-        Return None if the decoder provides no YUV planes.
+        If frames are in GPU memory, return the luma of the previous frame. Return None without YUV planes.
         """
         planes = frame.planes() if frame.planes is not None else None
         if planes is None:

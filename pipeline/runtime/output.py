@@ -1,4 +1,4 @@
-"""A sink of a run, with its settings. A guard pauses the sink while writing fails."""
+"""Defines `Output`: a sink of a run, with its settings."""
 
 from __future__ import annotations
 

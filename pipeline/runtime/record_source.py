@@ -30,7 +30,7 @@ class RecordSource:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop receiving packets, and close the source."""
+        """Stop the thread that receives packets, and close the source."""
         self.source.close()
         if self._thread.is_alive():
             self._thread.join(_END_S)

@@ -57,7 +57,7 @@ class _Collected:
     """Progress of the thread that collects results from the engine.
 
     Attributes:
-        whole: whether results are still delivered. False after a frame was cancelled or an error ended the run.
+        whole: whether results are still delivered. It is False after a cancelled frame or a fatal error.
         failed: number of consecutive frames whose processing failed.
         lost: number of frames dropped since the last delivered frame.
     """
@@ -181,8 +181,7 @@ class Run:
         """Start all threads of the run, without waiting.
 
         Raises:
-            RuntimeError: if no more threads can be started. No frame was processed; the caller closes the source,
-                stages and sinks.
+            RuntimeError: if no more threads can be started. The caller then closes the source, stages and sinks.
         """
         self._stream.configure()
         try:
@@ -201,7 +200,7 @@ class Run:
             self._begun.set()
 
     def stop(self) -> None:
-        """Stop the run without waiting. Queued frames are dropped. Frames in flight are still completed."""
+        """Stop the run without waiting. Queued frames are dropped. Frames in the engine are completed."""
         self.stopped = True
         self.source.close()
         self._frames.discard()
@@ -209,7 +208,7 @@ class Run:
             self._stats.note_lost("closed")
 
     def abandon(self) -> None:
-        """Stop the run without waiting. Frames that are queued or in flight are dropped with the cause `closed`."""
+        """Stop the run without waiting. All unfinished frames are dropped and counted under the cause `closed`."""
         self._abandoned = True
         self._flights.cancel()
         self.stop()
@@ -221,7 +220,7 @@ class Run:
 
     @property
     def waiting_s(self) -> float:
-        """Time since the oldest frame in flight was submitted to the engine, in seconds; 0 without frames in flight."""
+        """Time since the oldest unfinished frame was submitted to the engine, in seconds; 0 without such a frame."""
         since = self._flights.waiting_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -259,7 +258,7 @@ class Run:
         )
 
     def sink_statuses(self) -> list[SinkStatus]:
-        """The status of each sink that only this run uses, including the recorder of the source's packets."""
+        """The status of each sink that only this run uses, and of the recorder."""
         recording = [self.recorder.status()] if self.recorder is not None else []
         return [*self._delivery.statuses(), *recording]
 
@@ -305,7 +304,7 @@ class Run:
         self._frames.put(frame, frame.dropped_before)
 
     def _offer(self, frame: Frame) -> None:
-        """Submit a frame to the engine. If too many frames are in flight, submit it later."""
+        """Submit a frame to the engine, or keep the frame for later if the engine has the maximum number of frames."""
         with self._submitting:
             if self.stopped:
                 raise QueueClosed
@@ -326,7 +325,7 @@ class Run:
             return frame
 
     def _end_submitting(self) -> None:
-        """Note that the source has ended. A frame that waits for the engine is still submitted."""
+        """Record that the source has ended. A frame that still waits for the engine is submitted later."""
         with self._submitting:
             self._all_read = True
             if self._held is None:
@@ -347,10 +346,8 @@ class Run:
             self._call_collecting()
 
     def _submit_taken(self, taken: Taken[Frame]) -> None:
-        """Submit a frame from the queue to the engine.
-
-        This is a separate function, so that the frame is freed before the caller waits for the next frame.
-        """
+        """Submit a frame from the queue to the engine."""
+        # A separate function, so that the frame is freed before the caller waits for the next frame.
         self._submit_one(taken.item.changed(dropped_before=taken.lost_before))
 
     def _submit_one(self, frame: Frame) -> None:

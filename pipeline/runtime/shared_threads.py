@@ -1,7 +1,4 @@
-"""A small thread pool that serves many streams. Usually, only one of its threads runs tasks.
-
-Without the pool, 64 cameras would need about 200 threads, which would contend for the GIL with the engine's thread.
-"""
+"""A small thread pool that serves many streams. Usually, only one of its threads runs tasks."""
 
 from __future__ import annotations
 
@@ -41,8 +38,7 @@ class SharedThreads:
         """Add a task to the pool. The caller closes the task.
 
         Args:
-            work: function of the task. `SharedTask.call` requests a call. Several requests can be merged into one
-                call. Calls of the function never overlap.
+            work: function of the task. `SharedTask.call` requests a call. Calls never overlap.
 
         Raises:
             RuntimeError: if no thread can be started.
@@ -149,5 +145,5 @@ class SharedTask:
         self._threads._call(self)
 
     def close(self) -> None:
-        """Close the task. Its function can also call this method. The threads end after the last task is closed."""
+        """Close the task. The threads of the pool end after the last task is closed."""
         self._threads._close()

@@ -140,7 +140,7 @@ class Stats:
             self._lost[cause] += 1
 
     def note_submit(self, now: float) -> None:
-        """Store the time at which the first frame was submitted: `now` by `time.monotonic()`, in seconds."""
+        """Store `now` (`time.monotonic()`, in seconds) as the time of the first submission, unless one is stored."""
         with self._lock:
             self._first_submit = self._first_submit or now
 
@@ -173,7 +173,7 @@ class Stats:
         looks: Mapping[str, int] | None = None,
         kept: Mapping[str, int] | None = None,
     ) -> Report:
-        """Return all counters of the run. The arguments are the counters of its queues, source and stages."""
+        """Return all counters of the run. The arguments are the counters of the run's queues, source and stages."""
         every = Counter(drops)
         with self._lock:
             every.update(+self._lost)
@@ -213,7 +213,7 @@ class Stats:
 
 
 def latency_of(frame: Frame, submitted_at: float, result: Result, track_ms: float = 0.0) -> Latency:
-    """Return the latency of each processing step of a frame. Call it as soon as the result of the frame is complete.
+    """Return the latency of each processing step of a frame.
 
     Args:
         frame: the frame.

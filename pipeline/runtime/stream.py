@@ -49,7 +49,7 @@ class EventPlaces:
 
     Attributes:
         hub: passes events to the outputs and the event store.
-        history: whether track paths and object counts per minute are stored too.
+        history: whether track paths and object counts per minute are also stored.
         media: writes clips and snapshots, or None.
         verdicts: known false alarms, by stream. Similar detections are suppressed.
     """
@@ -90,7 +90,7 @@ class OpenedStream:
         """Called when the stream ends, with its run, or with None if the stream was never started."""
 
     def resume(self, events: Iterable[Event]) -> None:
-        """Continue rule events that were open when the stream was stopped on this or another worker."""
+        """Continue rule events that were open when the stream was stopped."""
         if (stage := find_stage(self._stages, EventStage)) is not None:
             stage.resume(events)
 
@@ -287,10 +287,7 @@ def _record_source_of(config: StreamConfig, name: str, check: CheckAddress | Non
 
 
 def _record_address(config: StreamConfig) -> str | None:
-    """Return the URL from which the camera's second stream is opened; None if only one stream is configured.
-
-    An ONVIF camera has several streams. They have the same URL unless the URL contains a profile.
-    """
+    """Return the URL of the camera's second stream, or None if only one stream is used."""
     if config.record_source is None and is_onvif(config.source):
         return None if OnvifAddress.parse(config.source).token else config.source
     return config.record_source
@@ -378,7 +375,7 @@ def load_engine(config: RunConfig | AskSettings, progress: Callable[[int, int], 
 
 
 def for_life(load: Callable[[], Engine]) -> Engine:
-    """Load an engine that is used until the process ends, and shorten the pauses of Python's garbage collection."""
+    """Load an engine that is used until the process ends."""
     from saccade.engine.process import shorten_collections
 
     shorten_collections()

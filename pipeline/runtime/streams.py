@@ -84,7 +84,7 @@ class StreamStatus:
 
 
 def status_of(run: Run) -> StreamStatus:
-    """Return the status of a stream, from its run."""
+    """Return the status of the stream that a run processes."""
     source, error = run.source, run.error
     state: State | Literal["running", "stuck", "failed"] = "running"
     reason: str | None = None
@@ -202,9 +202,9 @@ class Streams:
         reserved: bool = False,
         config: ListedStream | None = None,
     ) -> Run:
-        """Start a stream, which closes its source, stages and outputs when it ends.
+        """Start a stream. The stream closes its source, stages and outputs when it ends.
 
-        If this call fails, the caller closes them.
+        If this call fails, the caller closes the source, stages and outputs.
 
         Args:
             name: name of the stream.
@@ -318,7 +318,7 @@ class Streams:
     def reopening(self, name: str) -> Iterator[None]:
         """Stop a stream, and reserve its name while the `with` block opens the stream again. The stream stays listed.
 
-        If the block raises an error, the stream is listed as failed with this error. The stream can be reopened again.
+        If the block raises an error, the stream is listed as failed with this error.
 
         Raises:
             StreamError: if the stream does not exist, has not stopped before the timeout, or is already being reopened.
@@ -373,7 +373,7 @@ class Streams:
         return runs
 
     def abandon(self) -> None:
-        """Request that every stream stops and drops its frames in flight, without waiting."""
+        """Stop all streams without waiting. Unfinished frames are dropped."""
         with self._lock:
             runs = list(self._runs.values())
         for run in runs:

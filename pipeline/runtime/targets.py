@@ -1,7 +1,7 @@
 """Opens the outputs of a configuration.
 
-All streams share an output, unless it is set for one stream or its address or path contains `{stream}`. With
-`{stream}`, one output is opened per stream, and `{stream}` is replaced by the name of the stream.
+If the address or path of an output contains `{stream}`, one output is opened per stream, and `{stream}` is replaced by
+the name of the stream. An output in the settings of a stream belongs to this stream. All other outputs are shared.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Moment:
 
     Attributes:
         steady: monotonic time in seconds, on the clock of `Frame.steady_at` and `CodedPacket.arrived_at`.
-        captured: capture time as Unix time in seconds, from the camera's RTCP reports. None if unknown or not needed.
+        captured: capture time as Unix time in seconds, from the camera's RTCP reports, or None.
     """
 
     steady: float
@@ -62,10 +62,7 @@ class Moment:
         return Moment(self.steady + seconds, None if self.captured is None else self.captured + seconds)
 
     def until(self, packet: CodedPacket) -> float:
-        """Return the time from this moment to a packet, in seconds.
-
-        Capture times are used if both are known and agree with the arrival times. Otherwise, arrival times are used.
-        """
+        """Return the time from this moment to a packet, in seconds."""
         passed = packet.arrived_at - self.steady
         if self.captured is None or packet.captured_at is None:
             return passed
@@ -93,11 +90,7 @@ class PacketRing:
         self._held: dict[str, float] = {}
 
     def add(self, packet: CodedPacket) -> None:
-        """Add the next packet to the ring buffer.
-
-        If the timestamps jump, for example on a reconnect, packets are ignored until the next keyframe. If the codec
-        parameters have changed, all older packets are deleted.
-        """
+        """Add the next packet. After a jump of the timestamps, packets are ignored until the next keyframe."""
         with self._lock:
             if self._packets and jumps(self._packets[-1].pts, self._packets[-1], packet):
                 self._needs_key = True
@@ -133,14 +126,14 @@ class PacketRing:
         """Retain packets until `release` is called with the same name.
 
         Args:
-            name: name of the retention, such as an event ID.
+            name: any name, such as an event ID.
             since: arrival time of the oldest packet to retain, on the monotonic clock, in seconds.
         """
         with self._lock:
             self._held[name] = since
 
     def release(self, name: str) -> None:
-        """Stop the retention of packets that `hold` started under this name."""
+        """Release the packets that `hold` retains under this name."""
         with self._lock:
             self._held.pop(name, None)
 
@@ -150,10 +143,7 @@ class PacketRing:
             return bool(self._packets) and time.until(self._packets[-1]) > _ROUNDING_S
 
     def cut(self, begin: Moment, end: Moment) -> list[CodedPacket]:
-        """Return the packets between two times, starting with the last keyframe at or before `begin`.
-
-        If there is no such keyframe, start with the oldest packet.
-        """
+        """Return the packets between two times, starting with the last keyframe at or before `begin`."""
         with self._lock:
             packets = list(self._packets)
         while packets and end.until(packets[-1]) > _ROUNDING_S:  # in decode order, which B-frames need
@@ -178,10 +168,7 @@ class PacketRing:
 
 
 def _on_one_clock(packets: Sequence[CodedPacket]) -> list[int]:
-    """Return the presentation timestamps (PTS) of packets, without jumps.
-
-    If the sender's timestamps jump between two packets, the difference of their arrival times is used instead.
-    """
+    """Return the presentation timestamps (PTS) of packets, with jumps of the sender's timestamps removed."""
     placed: list[int] = []
     shift, step = 0, round(Fraction(1, 25) / CLOCK)
     before: CodedPacket | None = None  # the packet with the latest presentation time so far
@@ -246,7 +233,7 @@ def _matrix_of(packets: Sequence[CodedPacket]) -> tuple[int, ...] | None:
 
 
 def _packets_before(clip: Path, packets: Sequence[CodedPacket]) -> list[CodedPacket]:
-    """Return the packets of an earlier clip, with timestamps shifted so that the clip ends just before `packets`.
+    """Return the packets of an earlier clip, with their timestamps shifted to end just before the first of `packets`.
 
     Return an empty list if the two videos have different formats.
     """
@@ -310,10 +297,7 @@ def copy_clip(file: FileIndex, begin: float, end: float, path: Path) -> float:
 
 
 def _between(packets: Iterable[Packet[VideoStream]], first: int, last: int) -> Iterator[Packet[VideoStream]]:
-    """Yield the packets between two timestamps, starting with the last keyframe at or before `first`.
-
-    If there is no such keyframe, start with the first keyframe after `first`.
-    """
+    """Yield the packets between two timestamps, starting with the last keyframe at or before `first`."""
     held: list[Packet[VideoStream]] | None = []
     for packet in packets:
         time = packet.pts if packet.dts is None else packet.dts
@@ -354,7 +338,7 @@ def image_at(packets: Sequence[CodedPacket], time: Moment) -> tuple[RgbImage, Fr
 
     Args:
         packets: packets in decode order, starting with a keyframe.
-        time: time of the wanted frame.
+        time: time of the frame.
     """
     if not packets:
         return None

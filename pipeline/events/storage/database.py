@@ -49,9 +49,6 @@ def migrate(db: sqlite3.Connection, ladder: Ladder) -> None:
 def check_version(path: Path, ladder: Ladder) -> None:
     """Check that the database was not written by a newer version of Saccade.
 
-    Call this before any other access to the file. A missing or unreadable file is not an error here, because opening it
-    later reports the error.
-
     Raises:
         NewerError: if a newer version wrote the database.
     """
@@ -67,16 +64,13 @@ def check_version(path: Path, ladder: Ladder) -> None:
 
 
 def is_damaged(error: Exception) -> bool:
-    """Return whether an error means that the database file is corrupt.
-
-    Other errors, such as a full disk, do not mean a corrupt file.
-    """
+    """Return whether an error means that the database file is corrupt."""
     code = _code(error)
     return code & 0xFF in _DAMAGED or code in _DAMAGED_EXTENDED
 
 
 def is_index_damaged(error: Exception) -> bool:
-    """Return whether an error means that a full-text index is corrupt. `is_sound` does not check full-text indexes."""
+    """Return whether an error means that a full-text index is corrupt."""
     return _code(error) == sqlite3.SQLITE_CORRUPT_VTAB or "vtable constructor failed" in str(error)
 
 

@@ -15,7 +15,7 @@ _BYTES = 1 << 20  # enough for SQLite to delete hundreds of events
 
 
 class DiskReserve:
-    """A file of 1 MB that reserves disk space.
+    """A file of 1 MB that is deleted to free disk space when the disk is full.
 
     Args:
         path: path of the file.

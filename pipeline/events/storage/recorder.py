@@ -133,7 +133,7 @@ class MediaWriter:
 
 @dataclass(slots=True)
 class _Best:
-    """The frame with the best view of an event's object so far. The snapshot is made from it."""
+    """The image for an event's snapshot: the best view of the object so far."""
 
     image: NDArray[np.uint8]
     size: tuple[int, int]  # with square pixels
@@ -197,14 +197,11 @@ class Recorder:
 
     @property
     def has_clips(self) -> bool:
-        """Whether clips can be written: frames come from a file, or the ring buffer contains packets."""
+        """Whether video for clips is available."""
         return self._file is not None or self.ring.newest is not None
 
     def resume(self, event: Event) -> None:
-        """Continue to record an event that began on another worker. New video is appended to the existing clip.
-
-        If the media files of the event are on another machine, the event is not recorded here.
-        """
+        """Continue to record an event that began on another worker. New video is appended to the existing clip."""
         if not self._writer.path(event.id, "snapshot").exists():
             self._stream = event.stream
             self._elsewhere.add(event.id)
@@ -239,7 +236,7 @@ class Recorder:
             self._end(event)
 
     def advance(self, now: float) -> None:
-        """Write all clips whose end time is reached. A long event first gets a partial clip, in case of a crash.
+        """Write all clips whose end time is reached.
 
         Args:
             now: time of the newest frame (`Frame.steady_at`), in seconds.
@@ -319,7 +316,7 @@ class Recorder:
                     self._write_snapshot(name, recording)
 
     def _consider(self, recording: _Recording, event: Event, frame: Frame, outlines: Sequence[Outline]) -> None:
-        """Use a frame for the snapshot if its quality is the highest so far (object score × area × sharpness)."""
+        """Use a frame for the snapshot if it shows the event's object better than all earlier frames."""
         if event.frame_at != frame.steady_at:
             return  # this frame does not show the event
         quality = 1e-9

@@ -165,9 +165,9 @@ class EventStore(EventReader):
     # ---- writing
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Queue a record for storage, without waiting. If 10,000 records are already queued, the record is dropped.
+        """Queue an event record for storage, without waiting. With 10,000 queued records, it is dropped.
 
-        A record of type `rules` is not stored. It only sets the retention time of the events of each rule.
+        A record of type `rules` sets the retention times of a stream's rules, and is not stored.
         """
         kind = record["type"]
         if kind == "rules":
@@ -229,7 +229,7 @@ class EventStore(EventReader):
         return verdict
 
     def keep_verdict(self, verdict: Verdict) -> None:
-        """Store a false-alarm mark here. The marked event can be in the event store of another machine."""
+        """Store a false-alarm mark in this event store, even if another machine stores the marked event."""
         self._wait(lambda db: self._keep_verdict(db, verdict))
 
     def flush(self) -> None:
@@ -298,7 +298,7 @@ class EventStore(EventReader):
         return not any(path.exists() and path.stat().st_size for path in files)
 
     def _replace(self, why: object) -> None:
-        """Move the unusable database and its media files to a new folder."""
+        """Replace the corrupt database. The old database and its media files are moved to a new folder."""
         paths = [self._path.with_name(self._path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
         elsewhere = self.media_folder.is_symlink()  # possibly on another disk; the media stay there
         aside = move_aside(paths if elsewhere else [*paths, self.media_folder])
@@ -338,10 +338,7 @@ class EventStore(EventReader):
         return None
 
     def _opened(self) -> sqlite3.Connection:
-        """Open a database connection for the writer thread.
-
-        Remember which file was opened, to detect its replacement.
-        """
+        """Open a database connection for the writer thread."""
         db = self._connect()
         migrate(db, LADDER)
         found = self._path.stat()
@@ -420,7 +417,7 @@ class EventStore(EventReader):
             log.warning("%s: %d event changes could not be stored", self._path, self._lost + len(self._unwritten))
 
     def _commit(self, jobs: list[_Job]) -> None:
-        """Commit jobs in one transaction. On failure, commit them one by one, so that a faulty job fails alone."""
+        """Commit writes in one transaction. If this fails, commit each write separately."""
         results: list[Any] = []
         self._deleted_media.clear()
         try:
@@ -482,10 +479,7 @@ class EventStore(EventReader):
         return True
 
     def _end_lost(self) -> None:
-        """End stored events whose end record was dropped because the queue was full.
-
-        Otherwise, these events would stay open forever.
-        """
+        """End stored events whose end record was dropped because the queue was full."""
         with self._closing:
             going = set(self._going)
         left = [row for row in self._db.execute(_OPEN).fetchall() if row[0] not in going]
@@ -510,7 +504,7 @@ class EventStore(EventReader):
                 log.warning("%s could not be deleted: %s", path, error.strerror)
 
     def _put_off(self, jobs: list[_Job], error: Exception | None) -> None:
-        """Queue failed `lasting` jobs for a retry. All other failed jobs raise StoreError in their caller."""
+        """Queue the failed writes that can be retried. Report the error to the callers of all other writes."""
         if error is not None:
             if not self._retry_at:
                 log.warning(
@@ -541,10 +535,7 @@ class EventStore(EventReader):
         return self._stored_at
 
     def _clock(self) -> float:
-        """Return the store's time in seconds: Unix time that never goes backwards.
-
-        It starts at the system time, or at the newest stored time if that is later.
-        """
+        """Return the Unix time in seconds. It never goes backwards and is never earlier than the newest stored time."""
         return self._ahead + elapsed_s()
 
     def _expiry(self, record: Mapping[str, Any]) -> float | None:
@@ -709,7 +700,7 @@ class EventStore(EventReader):
 
 
 def _end_events(db: sqlite3.Connection, rows: list[tuple[str, str]]) -> None:
-    """Set the end of open events to the time of their last frame. Each row is (event ID, JSON record)."""
+    """End open events at the time of their last frame. Each row has the event ID and the JSON record of an event."""
     for event, text in rows:
         record = json.loads(text)
         record |= {"type": "end", "end_time": record["frame_time"], "count": 0}

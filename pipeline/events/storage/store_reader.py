@@ -415,7 +415,7 @@ class EventReader:
                 self._readers.put((generation, db))
 
     def _found_unreadable(self, error: sqlite3.Error, generation: int) -> None:
-        """Hook for subclasses that can repair a database, called if the database cannot be read."""
+        """Called if the database cannot be read. A subclass can repair the database here."""
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self._path, timeout=LONG_S, check_same_thread=False)
