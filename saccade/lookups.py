@@ -1,7 +1,6 @@
-"""Resolves host names in daemon threads, because the system's resolver can block for minutes.
+"""Resolves host names in daemon threads, because the system's resolver can block for minutes."""
 
-At exit, Python waits for asyncio's executor threads, but not for daemon threads.
-"""
+# At exit, Python waits for asyncio's executor threads, but not for daemon threads.
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ def look_up(
 ) -> Addresses:
     """Resolve a host for TCP, with a timeout. The result has the format of `socket.getaddrinfo`.
 
-    After a timeout, the lookup continues in the background, and a later call for the same host uses its result.
+    After a timeout, the lookup continues in the background for later calls with the same host.
 
     Args:
         host: host name or IP address.

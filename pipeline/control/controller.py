@@ -176,9 +176,9 @@ class Controller:
     # ---- changes
 
     def start(self) -> list[Run]:
-        """Start all desired streams. Return a `Run` for each stream that was opened before this call.
+        """Start all desired streams. Return the runs of the streams that were already open.
 
-        If a stream that a client added in an earlier run cannot be opened, it is listed as failed.
+        A stream that a client added in an earlier run is listed as failed if it cannot be opened.
 
         Raises:
             ConfigError, EngineError, SinkError, SourceError, StreamError: if a stream of the configuration cannot be

@@ -217,7 +217,7 @@ class Local:
         Args:
             name: name of the stream.
             wanted: desired configuration; None stops the stream.
-            prepared: result of `prepare`. It is closed if it does not match `wanted`.
+            prepared: result of `prepare`, or None.
             checked: whether to check that the source is one of the allowed sources.
 
         Returns:
@@ -301,7 +301,7 @@ class Local:
 
     @property
     def idle(self) -> bool:
-        """Whether no stream is running or being opened, and every ended stream has been reported."""
+        """Whether no stream is running or being opened, and `on_end` has been called for every ended stream."""
         return self.streams.idle and not self._begun
 
     def stop(self, *, abandon: bool = False) -> float:
@@ -393,7 +393,7 @@ class Local:
         return stream
 
     def held_back(self, stream: str) -> dict[str, int]:
-        """Return how many detections of a stream were suppressed by each false alarm, by event ID."""
+        """Return the number of detections that each false alarm of a stream has suppressed. The keys are event IDs."""
         run = self._running(stream)
         stage = None if run is None else find_stage(run.stages, VerdictStage)
         return {} if stage is None else stage.held_back

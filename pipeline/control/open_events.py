@@ -27,8 +27,8 @@ class OpenEvents:
 
     Args:
         publish: called with each record and the name of the machine that stores the record.
-        find: returns the name of the machine that stores an event, by event ID. None if the event ID is unknown, or
-            the machine is unreachable.
+        find: returns the name of the machine that stores an event, by event ID, or None if no reachable machine has
+            the event.
     """
 
     def __init__(

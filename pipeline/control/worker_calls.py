@@ -57,7 +57,7 @@ class WorkerSettings:
 
 @dataclass(slots=True, frozen=True)
 class Ready:
-    """Reports that a worker has loaded its engine and accepts streams.
+    """Message of a worker that has loaded its engine and accepts streams.
 
     Attributes:
         url: URL of the worker's HTTP server.

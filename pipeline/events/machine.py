@@ -204,8 +204,8 @@ class RuleState:
     Attributes:
         name: name of the rule.
         holds: whether the condition is fulfilled. Answers of the model are not considered.
-        p_yes: the model's probability of "yes" to the rule's question. Of several tracks, the track with the answer
-            closest to the expected answer counts. None if the model has not answered.
+        p_yes: the model's probability of "yes" to the rule's question, for the track that matches the rule best, or
+            None if the model has not answered.
         event: ID of the open event, or None.
         since: start time of the open event, on the clock of `Frame.captured_at`.
     """

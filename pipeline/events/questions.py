@@ -160,7 +160,7 @@ class Questions:
         return {**kept, FRAME: held[FRAME]} if kept and FRAME in held else kept
 
     def may_agree(self, track: int, there: bool) -> bool:
-        """Return whether the model's answers about a track match the rule, or can still match it.
+        """Return whether a track can still fulfil the rule, given the model's answers so far.
 
         Args:
             track: track ID.

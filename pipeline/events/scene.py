@@ -43,8 +43,7 @@ class Track:
         box: x1, y1, x2, y2 in normalized coordinates.
         zones: zones that contain the object.
         speed: speed in image sizes per second.
-        first_s: stream time of the first detection, in seconds. If the object was suppressed as a false alarm,
-            the time of its last suppressed detection.
+        first_s: stream time in seconds from which the object counts as present.
         seen_s: stream time of the last detection, in seconds.
         looks: bit mask of the last 64 frames, with the newest frame in the lowest bit. 1: the track was detected.
         rest: motion state of the object; None if unknown.

@@ -142,7 +142,7 @@ class EventStage:
 
     @property
     def states(self) -> list[RuleState]:
-        """The state of each rule after the newest frame. Thread-safe."""
+        """The `RuleState` of each rule after the newest frame. Thread-safe."""
         return [machine.state for machine in self._machines.values()]
 
     @property

@@ -148,7 +148,7 @@ class InFlight:
         submitted_at: time of the submission by `time.monotonic()`, in seconds.
         result: future of the result.
         replaced_as: cause of the drop if a newer frame replaces this frame, see `Report.drops`.
-        lost: number of earlier frames in flight that this frame replaced.
+        lost: number of earlier unfinished frames that this frame replaced.
     """
 
     frame: Frame
@@ -173,7 +173,7 @@ class InFlightQueue:
     """A queue of the frames that were submitted to the engine, oldest first.
 
     Args:
-        most: maximum number of frames that the engine processes at once. One more frame can wait for the engine.
+        most: maximum number of frames that the engine processes at once.
 
     Attributes:
         superseded: number of frames that a newer frame replaced, by cause.

@@ -21,8 +21,8 @@ class Output:
         sink: the sink.
         outbox: what to do if the sink is slower than the stream. By default, a live stream keeps only the newest 8
             results, and a file waits for the sink.
-        shared: whether other runs also use the sink. The run never closes a shared sink. Instead, it calls
-            `end(stream)` when it ends, if the sink has this method.
+        shared: whether other runs also use the sink. A run does not close a shared sink, but calls its method
+            `end(stream)`, if there is one.
         viewing: whether the sink only shows results to viewers. Results that this sink drops are not counted.
         name: name for logs and metrics, without secrets; default: the class of the sink.
         guard: writes to the sink, and pauses it while writing fails.

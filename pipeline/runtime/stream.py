@@ -306,7 +306,7 @@ def _recorder(config: StreamConfig, source: Source, media: MediaWriter, second: 
 
 
 def open_source_of(config: StreamConfig, check: CheckAddress | None = None) -> Source:
-    """Open the source of a stream. With `realtime` or `loop`, a file behaves like a camera with the same frame rate.
+    """Open the source of a stream. With `realtime` or `loop`, a file is played as a live stream.
 
     Args:
         config: configuration of the stream.

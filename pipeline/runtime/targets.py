@@ -139,8 +139,8 @@ def open_output(target: Target, source: Source | None = None, vid_stride: int = 
 
     Args:
         target: the output, with `{stream}` replaced by the name of the stream.
-        source: the source, if only one source uses the output; otherwise None.
-        vid_stride: N if every Nth frame is processed.
+        source: the source of the output, or None if several sources share it.
+        vid_stride: process every Nth frame.
 
     Raises:
         ConfigError: if the output supports only one stream, and several streams use it.

@@ -81,7 +81,7 @@ class MediaWriter:
         Args:
             file: the media file.
             work: function that writes the file to the given path. None if the file already exists.
-            whole: whether the file is complete after this call. If False, the file is not reported to `noted`.
+            whole: whether the file is final. If False, `noted` is not called.
         """
         try:
             self._waiting.put_nowait((file, work, whole))
