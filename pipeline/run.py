@@ -133,12 +133,9 @@ def _ray(config: RunConfig) -> tuple[Any, type]:
     if config.ray is None:
         # Read when Ray is imported. Ray's servers listen on every address, so they require a token. By default Ray runs
         # workers at nice 15, where any other process on a busy machine takes the CPU from the cameras.
-        os.environ.update(
-            RAY_AUTH_MODE="token",
-            RAY_AUTH_TOKEN=secrets.token_hex(32),
-            RAY_USAGE_STATS_ENABLED="0",
-            RAY_worker_niceness="0",
-        )
+        os.environ.update(RAY_AUTH_MODE="token", RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0")
+        # Ray reads the token once: with another token, the second run of a process could not connect.
+        os.environ["RAY_AUTH_TOKEN"] = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
     try:
         from saccade.pipeline.control.ray_run import opened_workers
         from saccade.pipeline.worker import WorkerActor
