@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs the tests and then a rerun of the failed tests. A test that passes only in the rerun is reported as flaky.
+"""Runs the tests, then runs the failed tests again. A test that passes only the second time is reported as flaky.
 
     .ci/rerun.py TEST COMMAND … -- RERUN COMMAND …
 
-Both commands run pytest in the current folder. The rerun command selects the failed tests, with pytest's --last-failed.
+The test command runs all tests with pytest. The rerun command runs only the failed tests (pytest --last-failed).
 The exit code is 0 if all failed tests passed in the rerun. The flaky tests are also listed in out/flaky.txt.
 """
 

@@ -55,7 +55,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 def read_seconds(value: object) -> object:
     """Convert a duration such as `90s`, `5m`, `2h`, `1d`, `1:30` or `0:01:30` to seconds.
 
-    Numbers, and texts that are not a duration, are returned unchanged.
+    Numbers, and strings that are not durations, are returned unchanged.
     """
     if isinstance(value, str) and (found := re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", value.strip())):
         return float(found[1]) * _UNITS[found[2]]

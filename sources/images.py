@@ -77,7 +77,7 @@ class ImageSource(Source):
         base = self._base = _ANIMATION_BASE if animated else _TIME_BASE
         frames: int | None = sum(1 for place in range(0, total, vid_stride) if animated or self._wanted(place))
         if frames == 0:
-            raise SourceError(f"{folder}: none of the {total} images is between start and end, at one image per second")
+            raise SourceError(f"{folder}: no image is between start and end; the {total} images last one second each")
         self._info = SourceInfo(
             codec=codec,
             width=image.shape[1],
@@ -149,7 +149,7 @@ class ImageSource(Source):
                         raise
             place += count
         if not tried:
-            raise SourceError(f"{folder}: none of the {place} images is between start and end, at one image per second")
+            raise SourceError(f"{folder}: no image is between start and end; the {place} images last one second each")
         raise SourceError(f"{folder}: none of the {tried} images can be read")
 
 

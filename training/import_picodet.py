@@ -83,7 +83,9 @@ def convert(start: Mapping[str, torch.Tensor], classes: Sequence[str], n_boxes: 
     state["first.weight"] = weight * 0.5 / spread
     wanted = {name: tensor.shape for name, tensor in PicoDet(len(classes), n_boxes).state_dict().items()}
     if wrong := wanted.keys() ^ state.keys():
-        raise ValueError(f"not a file of PP-PicoDet-S weights: tensor '{min(wrong)}' is missing or unknown")
+        name = min(wrong)
+        problem = "is missing" if name in wanted else "is unexpected"
+        raise ValueError(f"not a file of PP-PicoDet-S weights: tensor '{name}' {problem}")
     for name, shape in wanted.items():
         if state[name].shape != shape:
             raise ValueError(f"tensor '{name}' must have shape {list(shape)}; got {list(state[name].shape)}")

@@ -125,7 +125,7 @@ class PagedCache:
 
 
 def pages_for(model: Model, page_size: int, max_sequences: int, kv_dtype: str | None = None) -> int:
-    """Return the number of KV cache pages to allocate, for `max_sequences` sequences if the free memory suffices."""
+    """Return the number of KV cache pages for `max_sequences` sequences, or fewer if GPU memory is too small."""
     if model.device.type != "cuda":
         return _PAGES_CPU
     limits = model.limits

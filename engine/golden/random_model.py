@@ -34,7 +34,7 @@ def random_engine(
     Args:
         device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
         dtype: 'float32', 'bfloat16', 'float16' or 'fp8'. The default is float32 on a CPU, else bfloat16.
-        depth: number of step slots, 1 or 2.
+        depth: maximum number of batch steps in flight, 1 or 2.
         config: configuration of the model. None uses the default of the architecture `name`.
         name: name of the architecture, one of `registry.RANDOM`.
         n_pages: number of KV cache pages. The default is enough for 32 images of Moondream 2 with 50 objects each.

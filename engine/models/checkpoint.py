@@ -118,8 +118,8 @@ def _files(folder: Path) -> tuple[Path, list[Path]]:
         return path, [path]
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        if not all(Path(name).name == name for name in names):
-            raise ValueError("a weight file name contains a folder")
+        if wrong := [name for name in names if Path(name).name != name]:
+            raise ValueError(f"'{wrong[0]}' must be a file name without a folder")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index}: invalid index of weight files ({error}); download the model again") from error
     return index, [folder / name for name in names]

@@ -74,7 +74,7 @@ class RefineThread:
         done(result)
 
     def stop(self) -> None:
-        """Stop the thread after all queued results have been processed. Returns without waiting."""
+        """Tell the thread to end when it has processed all queued results. Does not wait for the thread."""
         with self._lock:
             self._over = True
             self._queue.put(None)

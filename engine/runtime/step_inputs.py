@@ -359,12 +359,12 @@ class AllowedTokens:
 
 @dataclass(slots=True, frozen=True)
 class TokenSampler:
-    """Samples the rows of a step that have a temperature above 0 or a token rule, such as allowed tokens.
+    """Samples the next token of the rows with a temperature above 0 or a token constraint, such as allowed tokens.
 
     Attributes:
         rows: (n,) int64 indices of these rows in the step.
         draw: function that samples tokens (n,) int64 from logits (n, vocab).
-        grounded: (n,) int64, 1 if the row may sample a coordinate after a coordinate token. None if no row may.
+        grounded: (n,) int64, 1 if the row also samples a coordinate after a coordinate token. None if no row does.
         scored: (n, ids) int64 token IDs whose log probabilities are requested, or None.
     """
 

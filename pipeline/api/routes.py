@@ -60,7 +60,7 @@ class Json(JSONResponse):
 def the(kind: type[T], absent: str | None = None) -> Any:
     """Return a FastAPI dependency that provides the application's object of class `kind`.
 
-    If the application has no such object, the request fails with status 404 and the message `absent`.
+    If the application has no such object, the request fails with status 404 and the error message in `absent`.
     """
 
     async def find(request: Request) -> T:

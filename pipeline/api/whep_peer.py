@@ -28,7 +28,7 @@ _SOON_S, _TRIES = 0.01, 50  # interval and number of attempts to send the first 
 
 
 async def next_frame(viewer: Viewer, changed: asyncio.Event) -> ViewerFrame | None:
-    """Wait for the next frame of a viewer. Return None when the stream has ended.
+    """Wait for the next frame for a viewer. Return None when the stream has ended.
 
     Args:
         viewer: the viewer.

@@ -96,7 +96,7 @@ class Places:
         return self._places
 
     def update(self, seconds: float, seen: Mapping[int, tuple[str, Rect]], alive: Mapping[int, object]) -> None:
-        """Update the places with the objects that were detected on one frame.
+        """Update the positions of stationary objects with the objects that were detected in one frame.
 
         Args:
             seconds: stream time of the frame, in seconds.

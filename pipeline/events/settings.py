@@ -35,7 +35,7 @@ class Threshold(NullIsUnset):
     @classmethod
     def _below_on(cls, value: float, info: Any) -> float:
         if value > info.data.get("on", 1.0):
-            raise ValueError(f"the threshold `off` should be at most the threshold `on` ({info.data['on']:g})")
+            raise ValueError(f"the threshold `off` must not be above the threshold `on` ({info.data['on']:g})")
         return value
 
 

@@ -189,7 +189,7 @@ def open_stream(
         moving = fine if config.saccades != "0" else MotionMap(read=FrameLuma() if on_gpu else None)
         signals = source.signals if isinstance(source, OnvifSource) else None
         if "camera" in config.gates and signals is None and source.info.live:
-            raise ConfigError("gates: the gate camera needs an ONVIF source, onvif://user:password@HOST")
+            raise ConfigError("gates: the gate 'camera' needs an ONVIF source, onvif://user:password@HOST")
         motion = MotionGate(config, moving) if "motion" in config.gates else None
         camera = CameraGate(config, signals) if "camera" in config.gates and signals else None
         saccades = SaccadeStage(

@@ -76,7 +76,7 @@ class BackgroundLoop:
             raise SinkError(f"{self._name} failed: {self._error!r}")
 
     def wake(self) -> None:
-        """Wake the coroutine from `wait`. If it is not waiting, its next `wait` returns immediately. Thread-safe."""
+        """Wake the coroutine that waits in `wait`. If none waits, the next `wait` returns immediately. Thread-safe."""
         with suppress(RuntimeError):  # the loop has ended meanwhile
             self._loop.call_soon_threadsafe(self._woken.set)
 

@@ -223,10 +223,10 @@ class Mp4Encoder:
         return stream
 
     def encode(self, image: RgbImage, pts: int, *, key: bool) -> list[av.Packet[av.VideoStream]]:
-        """Encode one image and return its packets without delay.
+        """Encode one image and return its packets. The encoder buffers no images.
 
         Args:
-            image: (height, width, 3) uint8 RGB, in the size of the format.
+            image: (height, width, 3) uint8 RGB, with the width and height of the `VideoFormat`.
             pts: presentation timestamp in units of `VideoFormat.unit`. It must increase within a file.
             key: whether to encode a keyframe. The first image of a file must be a keyframe.
 
@@ -302,7 +302,7 @@ class LiveEncoder:
 
     Args:
         codec: video codec, "H264" or "VP8".
-        halvings: number n, for the full bit rate divided by 2 ** n.
+        halvings: how many times the full bit rate is halved.
     """
 
     def __init__(self, codec: Codec, halvings: int = 0) -> None:

@@ -12,7 +12,7 @@ class Pacer:
     """Playback schedule of a live stream that arrives in bursts.
 
     A late frame is shown immediately, and all later frames are delayed by the same time. Playback then runs 10 % faster
-    until the delay is recovered, or until the next late frame.
+    until it has caught up, or until the next late frame.
     """
 
     def __init__(self) -> None:

@@ -58,7 +58,7 @@ def test_motion_that_the_camera_reports_makes_an_event(tmp_path: Path, monkeypat
     ("values", "message"),
     [
         ({"rules": ["moves=camera reports motion"]}, "rule 'moves': only a source onvif://user:password@HOST reports"),
-        ({"gates": ["camera"]}, "gates: the gate camera needs an ONVIF source, onvif://user:password@HOST"),
+        ({"gates": ["camera"]}, "gates: the gate 'camera' needs an ONVIF source, onvif://user:password@HOST"),
     ],
 )
 def test_another_camera_reports_nothing(values: dict[str, Any], message: str) -> None:

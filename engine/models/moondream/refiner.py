@@ -220,7 +220,9 @@ def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
     try:
         stored = torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # torch and pickle raise many types of errors, with multi-line messages
-        raise ModelFilesError(f"{path}: not a torch file that contains only tensors ({type(error).__name__})") from None
+        raise ModelFilesError(
+            f"{path}: not a PyTorch file that contains only tensors ({type(error).__name__})"
+        ) from None
     head = stored.get("head") if isinstance(stored, Mapping) else None
     if not isinstance(head, Mapping) or not all(isinstance(one, torch.Tensor) for one in head.values()):
         raise ModelFilesError(f"{path}: not a mask refiner: the file has no tensors under 'head'")

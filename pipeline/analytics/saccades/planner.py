@@ -363,7 +363,7 @@ class Planner:
         return window[2] - window[0] <= _SWEPT_SCALE * self._columns
 
     def _note_fruit(self, look: Look, found: Sequence[Found], seconds: float) -> None:
-        """Record whether a zoom window on a moving region detected an object. Older records have less weight."""
+        """Record whether an object was detected in a zoom window with motion. Older records have less weight."""
         if seconds > self._forgot_s + 1 or seconds < self._forgot_s:
             self._fruitless *= 0.5 ** (min(max(0.0, seconds - self._forgot_s), 60.0) / _FORGET_S)
             self._forgot_s = seconds

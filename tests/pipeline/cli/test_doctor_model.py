@@ -29,7 +29,7 @@ def test_a_refiner_that_fits_is_named(tmp_path: Path) -> None:
     refiner.write_bytes(b"nothing like it")
     broken = {one.what: one for one in examine_model(str(folder), str(refiner))}["refiner"]
     assert (broken.ok, broken.needed) == (False, True)
-    assert "not a torch file" in broken.detail
+    assert "not a PyTorch file" in broken.detail
     none = {one.what: one for one in examine_model("nano", str(refiner))}["refiner"]
     assert none.detail == "this model does not support a mask refiner; use Moondream 3"
 

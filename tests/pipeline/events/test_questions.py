@@ -261,7 +261,7 @@ def test_a_refused_question_is_due_again() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"threshold": {"on": 0.3, "off": 0.4}}, r"should be at most the threshold `on` \(0\.3\)"),
+        ({"threshold": {"on": 0.3, "off": 0.4}}, r"must not be above the threshold `on` \(0\.3\)"),
         ({"expect": "perhaps"}, "'yes' or 'no'"),
         ({"attributes": {"a": {"choices": ["x"]}}}, "question"),
         ({"scope": "street"}, "'track' or 'frame'"),

@@ -243,7 +243,7 @@ def test_a_file_that_does_not_fit_is_one_line(tmp_path: Path, change: Any, says:
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"nothing like it"])
 def test_another_file_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.pt").write_bytes(content)
-    with pytest.raises(ModelFilesError, match="not a torch file that contains only tensors") as caught:
+    with pytest.raises(ModelFilesError, match="not a PyTorch file that contains only tensors") as caught:
         load_refiner(tmp_path / "model.pt", random_model(OUTLINING).vision)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
