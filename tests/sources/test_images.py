@@ -35,7 +35,7 @@ def test_stride_and_window_count_images(tmp_path: Path) -> None:
     for n in range(8):
         save(tmp_path / f"{n}.png", (n, 0, 0))
     assert [f.index for f in ImageSource(tmp_path, vid_stride=2, start=1, end=6)] == [2, 4]
-    with pytest.raises(SourceError, match="between start and end, at one image per second"):
+    with pytest.raises(SourceError, match="between start and end; the 8 images last one second each"):
         ImageSource(tmp_path, start=8)
 
 
