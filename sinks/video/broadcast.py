@@ -41,7 +41,7 @@ class View:
         drawn: whether the overlay is drawn.
         codec: video codec, "H264" or "VP8".
         width: width in pixels of a smaller video; None for the stream's own width.
-        halvings: number n, for the full bit rate divided by 2 ** n.
+        halvings: how many times the full bit rate is halved.
     """
 
     drawn: bool = True
@@ -125,7 +125,7 @@ class Viewer:
         """Change the bit rate of the video for this viewer. The viewer's next frame is a keyframe.
 
         Args:
-            halvings: number n, for the full bit rate divided by 2 ** n.
+            halvings: how many times the full bit rate is halved.
         """
         if self._stream.leave(self._view, self):
             self._view = replace(self._view, halvings=halvings)
