@@ -1,4 +1,4 @@
-"""Opens a video source from a path, an address or a webcam number."""
+"""Opens a video source from a path, a URL or a webcam index."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def open_source(
     A live source connects when it is iterated. It retries an unreachable camera until the camera answers.
 
     Args:
-        target: path, address or webcam number.
+        target: path, URL or webcam index.
         stream: name of the stream; derived from `target` if None.
         vid_stride: yield every `vid_stride`-th frame.
         start: skip frames before this time, in seconds from the beginning; not for live sources.
@@ -83,9 +83,9 @@ def open_source(
     try:
         text = os.fspath(str(target) if isinstance(target, int) else target)
     except TypeError:
-        raise SourceError(f"a source must be a path, an address or a webcam number, not {target!r:.100}") from None
+        raise SourceError(f"a source must be a path, a URL or a webcam index, not {target!r:.100}") from None
     if not isinstance(text, str) or not text:  # an empty path would mean the current folder
-        raise SourceError(f"a source must be a path, an address or a webcam number, not {text!r:.100}")
+        raise SourceError(f"a source must be a path, a URL or a webcam index, not {text!r:.100}")
     if "://" in text:
         text = with_plain_zone(text.strip())
     for name, value, known in (
@@ -210,7 +210,7 @@ def _live_source(
     retry: bool = True,
     largest: bool = False,
 ) -> LiveSource | None:
-    """Return a source for a live address or a webcam number, or None if `text` is neither. Do not connect yet."""
+    """Return a source for a live URL or a webcam index, or None if `text` is neither. Do not connect yet."""
     scheme, separator, _ = text.partition("://")
     scheme = scheme.lower()
     name = stream or stream_name(text)
@@ -232,5 +232,5 @@ def _live_source(
         opener = partial(settings.open_ffmpeg, FfmpegInput.of_url(text))
     else:  # show only the scheme, since the rest may contain a password
         known = ", ".join((*(f"{name}://" for name in (*_RTSP, "onvif", *_STREAMS)), "webrtc:PORT"))
-        raise SourceError(f"{scheme}:// sources are not supported; use {known}, a file, a folder or a webcam number")
+        raise SourceError(f"{scheme}:// sources are not supported; use {known}, a file, a folder or a webcam index")
     return LiveSource(text, opener, stream=name, vid_stride=vid_stride, retry=retry)

@@ -82,7 +82,7 @@ def read_labels(folder: Path, split: str) -> list[dict[str, Any]]:
         chosen = [record for record in records if record["split"] == split]
         splits = ", ".join(sorted({record["split"] for record in records}))
     except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError) as error:
-        raise PackError(f"{path} is not a valid file of labels: {type(error).__name__}: {error}") from error
+        raise PackError(f"{path} is not a valid label file: {type(error).__name__}: {error}") from error
     if not chosen:
         raise PackError(f"{folder} has no split '{split}'; it has {splits}")
     return chosen

@@ -243,7 +243,7 @@ class Prompts(Protocol):
 
 
 class CacheLayer(Protocol):
-    """One layer of a KV cache, prepared to store new keys and values at fixed positions."""
+    """One layer of a KV cache. `write` stores keys and values at the positions given to `Cache.layers`."""
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store new keys and values in the KV cache. Both have the shape (rows, length, heads, head_dim)."""

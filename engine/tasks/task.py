@@ -133,13 +133,13 @@ class OutputState(ABC):
         """Add the samples of the next decoding step. Return True if the answer is complete.
 
         Args:
-            sampled: three numbers. Their meaning depends on the phase (the kind of sampled value):
+            sampled: three numbers. The phase (the kind of sampled value) determines their meaning:
 
                 - X_OR_EOS: coordinate logit − end logit, x, unused
                 - Y: y, unused, unused
                 - SIZE: width, height, unused
-                - text: token ID, coordinate if `TokenRule.grounded`, unused; then the log probabilities of
-                  `TokenRule.scored`
+                - text: token ID, coordinate if `TokenRule.grounded`, unused. The log probabilities of
+                  `TokenRule.scored` follow.
         """
 
     @property

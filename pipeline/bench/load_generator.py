@@ -336,7 +336,7 @@ def wait_for_rest(engine: Engine) -> None:
 
 
 def step_times(trace: Trace) -> list[StepTimes]:
-    """Return the times of the engine steps in a trace, without the first step."""
+    """Return the duration of each engine step in a trace, without the first step."""
     device: dict[int, list[Span]] = {}
     for span in trace.spans("compute"):
         device.setdefault(_step(span), []).append(span)

@@ -51,7 +51,7 @@ class AttributeSettings(NullIsUnset):
     @classmethod
     def _a_choice(cls, value: list[str]) -> list[str]:
         if len(value) == 1:
-            raise ValueError("list two or more choices, or remove choices to allow any answer")
+            raise ValueError("list two or more choices, or remove `choices` to allow any answer")
         return value
 
 
@@ -60,7 +60,7 @@ def _looks(text: str | None) -> tuple[int, int]:
         return 1, 1
     found = re.fullmatch(r"(\d+)\s+of\s+(\d+)(\s+frames)?", text.strip())
     if not found or not 1 <= int(found[1]) <= int(found[2]) <= 64:
-        raise ValueError("confirm should be the number of frames with a detection, such as 3 of 5 frames (at most 64)")
+        raise ValueError("confirm must be N of M frames, M at most 64; for example 3 of 5 frames")
     return int(found[1]), int(found[2])
 
 
@@ -112,7 +112,7 @@ class RuleSettings(NullIsUnset):
         {}, max_length=8, description="questions asked once per track, by attribute name"
     )
     keep: Seconds | None = Field(None, description="how long events of this rule are stored; default: store_keep")
-    confirm: Text | None = Field(None, description="detections required before an object counts, such as 3 of 5 frames")
+    confirm: Text | None = Field(None, description="N of M frames: an object counts after N detections in M frames, such as 3 of 5 frames")
 
     @field_validator("name")
     @classmethod

@@ -89,7 +89,7 @@ class OutputDelivery:
             outbox.close()
 
     def call_off(self) -> None:
-        """End the threads that `start` has started. Call this before any result is added. The sinks stay open."""
+        """End the threads of `start`. The sinks stay open. Must not be called after the first result was added."""
         for outbox in self._outboxes:
             outbox.call_off()
 

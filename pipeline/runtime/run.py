@@ -325,7 +325,7 @@ class Run:
             return frame
 
     def _end_submitting(self) -> None:
-        """Record that the source has ended. A frame that still waits for the engine is submitted later."""
+        """Mark the source as ended. If one more frame waits for the engine, it is still submitted."""
         with self._submitting:
             self._all_read = True
             if self._held is None:

@@ -28,7 +28,7 @@ def register_drawing(key: str, drawing: Drawing) -> None:
 
 
 def draw_extras(canvas: NDArray[np.uint8], result: Result, scale: float) -> None:
-    """Draw the extras of a result into the image. Extras without a drawing function are skipped."""
+    """Draw the values of `result.extras` into the image. Keys without a drawing function are skipped."""
     for key, parts in result.extras.items():
         drawing = _DRAWINGS.get(key)
         if drawing is not None:

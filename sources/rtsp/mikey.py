@@ -85,7 +85,7 @@ def _key(data: bytes) -> tuple[int, bytes, bytes]:
 def _crypto(policy: dict[int, int], kind: int, key: bytes, salt: bytes) -> str:
     gcm = policy.get(_ENC_ALG, _AES_CM) == _AES_GCM
     if not gcm and policy.get(_ENC_ALG, _AES_CM) != _AES_CM:
-        raise ValueError("the MIKEY message has a cipher other than AES-CM and AES-GCM")
+        raise ValueError("the MIKEY message has an unsupported cipher; supported are AES-CM and AES-GCM")
     sizes = policy.get(_KEY_SIZE, 16), policy.get(_SALT_SIZE, 12 if gcm else 14)
     if kind not in (_TEK, _TEK_SALT):
         raise ValueError("the MIKEY message has a TGK (TEK generation key); only a TEK (SRTP master key) is supported")

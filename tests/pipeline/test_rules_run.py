@@ -180,7 +180,7 @@ def test_rules_are_checked_without_a_model(rules: Path, tmp_path: Path, saccade:
         ),
         (
             "rules: [{name: a, when: dog, attributes: {big: {question: Is it big, choices: 'yes'}}}]\n",
-            ":1:70: rules[0].attributes.big.choices: list two or more choices, or remove choices to allow any answer",
+            ":1:70: rules[0].attributes.big.choices: list two or more choices, or remove `choices` to allow any answer",
         ),
         ("streams:\n  - source: a\n    rules: [{name: a, when: any in x}]\n", ":3:36: rule 'a': there is no zone 'x'"),
     ],

@@ -394,5 +394,5 @@ def test_what_is_no_source_says_so_and_repeats_no_password(target: str, expected
 
 @pytest.mark.parametrize("target", [None, 1.5, ["a.mp4"]])
 def test_what_is_no_target_is_refused_in_one_line(target: object) -> None:
-    with pytest.raises(SourceError, match="a source must be a path, an address or a webcam number"):
+    with pytest.raises(SourceError, match="a source must be a path, a URL or a webcam index"):
         open_source(target)  # type: ignore[arg-type]

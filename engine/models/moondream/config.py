@@ -26,7 +26,7 @@ class ModelConfigError(ModelFilesError):
 
 @dataclass(slots=True, frozen=True)
 class ExpertsConfig:
-    """Configuration of the mixture of experts. It replaces the MLP in all layers with index `start_layer` or higher."""
+    """Configuration of the mixture of experts, which replaces the MLP in layers `start_layer` and higher."""
 
     num_experts: int = 64
     start_layer: int = 4

@@ -76,7 +76,7 @@ def tokenizer_of(folder: Path, config: MoondreamConfig) -> TextTokenizer:
     reason = "is missing" if own is None else f"does not fit config.json: {_misfit(own, config.tokenizer)}"
     advice = f"put the tokenizer.json of {PUBLISHED} into {folder}"
     if config.tokenizer.in_words:
-        raise TokenizerError(f"{path} {reason}; put the tokenizer.json of GPT-2 there")
+        raise TokenizerError(f"{path} {reason}; put the tokenizer.json of GPT-2 into {folder}")
     try:
         fetched = _read(fetch_file(PUBLISHED, "tokenizer.json"))
     except UnknownModelError as error:

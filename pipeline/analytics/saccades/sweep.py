@@ -190,7 +190,7 @@ class Sweep:
 
 
 def _positions(low: float, high: float, size: float, side: float) -> NDArray[np.float64]:
-    """Return possible positions of a window along one axis, at which the window contains a range of pixels.
+    """Return possible positions along one axis of a window that contains a range of pixels.
 
     Args:
         low: start of the range, in pixels.

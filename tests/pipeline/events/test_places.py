@@ -119,7 +119,7 @@ def test_what_is_confirmed_stays_so() -> None:
 
 @pytest.mark.parametrize("text", ["3", "0 of 3", "4 of 3", "3 of 65", "three of five"])
 def test_a_wrong_confirmation_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="confirm should be the number of frames with a detection, such as 3 of 5"):
+    with pytest.raises(ValueError, match="confirm must be N of M frames"):
         RuleSettings(name="rule", when="person", confirm=text)
 
 
