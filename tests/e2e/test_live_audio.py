@@ -34,7 +34,7 @@ def test_an_annotated_video_of_a_camera_keeps_its_sound(tmp_path: Path, name: st
         deadline = time.monotonic() + LONG_S
         while True:
             written = sorted(tmp_path.glob("out*.mp4"))
-            if written and sum(length_s(one) for one in written) > 9:
+            if written and sum(length_s(one) for one in written) > 12:
                 break
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
