@@ -237,7 +237,7 @@ def bench_saccades(
         raise ConfigError("CLIP and --truth need each other: give both, or omit both")
     counts = parse_small(windows, "--windows", 16)
     with Engine.load(given.get("model", "nano"), given.get("device", "auto"), given.get("dtype")) as engine:
-        result = find_far(engine, counts, clip=clip, truth=truth, seed=seed, frames=frames)
+        result = find_far(engine, counts, clip=clip, truth=truth, seeds=[seed], frames=frames)
     print(result.as_json() if as_json else result.as_text())
 
 

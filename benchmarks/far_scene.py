@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -147,7 +146,6 @@ def random_places(seed: int, clip: tuple[int, int] = (640, 360)) -> list[Place]:
     return places
 
 
-@cache  # detection takes 5 s on a CPU
 def read_clip(path: Path, engine: Engine) -> tuple[list[Image], list[list[Rect]]]:
     """Return the frames of a clip at 10 frames/s, and the person boxes that the model detects in each frame."""
     from saccade.engine import Detect

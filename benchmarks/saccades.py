@@ -86,7 +86,7 @@ def find_far(
     *,
     clip: Path | None = None,
     truth: Path | None = None,
-    seed: int | None = None,
+    seeds: Sequence[int | None] = (None,),
     frames: int = 100,
 ) -> FarBench:
     """Detect persons with several maximum numbers of zoom windows (crops at full resolution).
@@ -96,7 +96,8 @@ def find_far(
         counts: maximum numbers of zoom windows per frame; each number is measured separately.
         clip: a video file, or None for the synthetic scene.
         truth: JSON file with the true boxes of the persons in the clip.
-        seed: random seed for the positions of the persons in the scene, or None for fixed positions.
+        seeds: random seeds for the positions of the persons in the scene, one scene each. None is a scene with fixed
+            positions.
         frames: maximum number of frames.
     """
     if clip is not None and truth is not None:
@@ -104,9 +105,12 @@ def find_far(
         return FarBench(tuple(_row(engine, count, _of_clip(clip, known, frames)) for count in counts))
     shown = read_clip(DEMO_CLIP, engine)
     height, width = shown[0][0].shape[:2]
-    places = PLACES if seed is None else random_places(seed, clip=(width, height))
-    scene = FarScene(*shown, places=places)
-    return FarBench(tuple(_row(engine, count, _of_scene(scene, frames)) for count in counts))
+    rows: list[FarRow] = []
+    for seed in seeds:
+        places = PLACES if seed is None else random_places(seed, clip=(width, height))
+        scene = FarScene(*shown, places=places)
+        rows += [_row(engine, count, _of_scene(scene, frames)) for count in counts]
+    return FarBench(tuple(rows))
 
 
 def iou(a: Rect, b: Rect) -> float:
