@@ -27,6 +27,7 @@ from saccade.pipeline.events.verdicts import MOST_VERDICTS
 from saccade.pipeline.run import opened_run
 from tests.pipeline.events.storage.test_store import event as stored_event
 from tests.support.cameras import wait_for
+from tests.support.clips import Noise
 
 pytestmark = pytest.mark.e2e
 
@@ -51,18 +52,15 @@ class Garden:
         self._outline = cv2.GaussianBlur(closed, (0, 0), 2)[..., None]
         self._person = shown[cut].astype(np.float32)
         height, width = self._person.shape[:2]
-        self._dice = np.random.default_rng(0)
-        self._noise = self._dice.normal(0, 4, (460, 740, 3)).astype(np.float32)  # new noise for each frame takes 9 ms
-        coarse = self._dice.random((height // 6, width // 6)).astype(np.float32)
+        self._noise = Noise(4, empty.shape[1], empty.shape[0])
+        coarse = np.random.default_rng(0).random((height // 6, width // 6)).astype(np.float32)
         leaves = np.array([40, 95, 35], np.float32) * (0.4 + 1.2 * cv2.resize(coarse, (width, height))[..., None])
         self._scene = self._with(empty.astype(np.float32), 0.5 * leaves + 0.5 * self._person, BUSH_X)
 
     def frame(self, person_x: int | None = None) -> Image:
         """Return a noisy frame, with a person whose left edge is at `person_x`."""
         image = self._scene if person_x is None else self._with(self._scene, self._person, person_x)
-        top, left = self._dice.integers(0, 100, 2)
-        noise = self._noise[top : top + image.shape[0], left : left + image.shape[1]]
-        return (image + noise).clip(0, 255).astype(np.uint8)
+        return (image + self._noise.part()).clip(0, 255).astype(np.uint8)
 
     def _with(self, image: NDArray[np.float32], sprite: NDArray[np.float32], x: int) -> NDArray[np.float32]:
         image, to = image.copy(), np.s_[TOP:BOTTOM, x : x + sprite.shape[1]]

@@ -23,6 +23,20 @@ def numbered_image(number: int, width: int, height: int) -> NDArray[np.uint8]:
     return image
 
 
+class Noise:
+    """Gaussian noise for images of one size: random parts of an array. New noise takes 9 ms for 640x360 pixels."""
+
+    def __init__(self, deviation: float, width: int, height: int) -> None:
+        self._dice = np.random.default_rng(0)
+        self._array = self._dice.normal(0, deviation, (height + 100, width + 100, 3)).astype(np.float32)
+
+    def part(self) -> NDArray[np.float32]:
+        """A random part, of the size of an image."""
+        top, left = self._dice.integers(0, 100, 2)
+        height, width = self._array.shape[0] - 100, self._array.shape[1] - 100
+        return self._array[top : top + height, left : left + width]
+
+
 def number_of(image: NDArray[np.uint8]) -> int:
     """Read the number of a `numbered_image` back after any amount of coding."""
     height, width = image.shape[:2]

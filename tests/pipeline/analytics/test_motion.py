@@ -12,12 +12,12 @@ from saccade.pipeline.analytics.analyze import AnalyzeStage
 from saccade.pipeline.analytics.motion import CameraGate, MotionGate
 from saccade.pipeline.analytics.settings import AnalyticsSettings
 from saccade.sources import Frame
+from tests.support.clips import Noise
 from tests.support.sinks.results import live_frame
 
 DICE = np.random.default_rng(0)
 ROOM = DICE.integers(60, 180, (18, 32, 3)).repeat(20, 0).repeat(20, 1).astype(np.uint8)
-NOISE = DICE.normal(0, 3, (460, 740, 3)).astype(np.float32)
-"""Each frame has a part of it: new noise for each takes 9 ms."""
+NOISE = Noise(3, 640, 360)
 
 
 def frame_at(number: int, x: float | None = None, light: float = 1.0) -> Frame:
@@ -26,8 +26,7 @@ def frame_at(number: int, x: float | None = None, light: float = 1.0) -> Frame:
     if x is not None:
         left = int(x * 600)
         image[100:300, left : left + 40] = 20
-    top, start = DICE.integers(0, 100, 2)
-    image = np.clip(image * np.float32(light) + NOISE[top : top + 360, start : start + 640], 0, 255).astype(np.uint8)
+    image = np.clip(image * np.float32(light) + NOISE.part(), 0, 255).astype(np.uint8)
     return replace(live_frame(number / 10), image=image, index=number)
 
 
