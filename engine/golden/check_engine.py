@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from saccade.engine.api import EncodedImage, Engine
+from saccade.engine.api import Engine
 from saccade.engine.config import EngineConfig
 from saccade.engine.model_loader import ModelInfo
 from saccade.engine.models.protocol import LoadedModel
-from saccade.engine.results import Reasoning, Result, Text
+from saccade.engine.results import Reasoning, Result, ResultFuture, Text
 from saccade.engine.tasks import Caption, Detect, Point, Query, TextTask
 from saccade.engine.tasks.task import Task
 
@@ -122,19 +123,16 @@ def _results(
     The first batch with the image prefills it. The other batches share a second prefill: one per batch took 10 s
     instead of 3 s for the tests' Moondream 2.
     """
-    encoded: EncodedImage | None = None
-    futures = []
-    try:
+    futures: list[ResultFuture] = []
+    prefilled, encoded = False, None
+    with ExitStack() as stack:
         for image, calls in batches:
-            tasks = [call.task for call in calls]
-            futures.append(engine.submit(image if image is None or encoded is None else encoded, tasks))
-            if image is not None and encoded is None and len(batches) > 1:
-                encoded = engine.encode(image)
+            if image is not None and prefilled and encoded is None:
+                encoded = stack.enter_context(engine.encode(image))
+            futures.append(engine.submit(image if image is None else encoded or image, [call.task for call in calls]))
+            prefilled |= image is not None
         for (_, calls), future in zip(batches, futures, strict=True):
             yield calls, future.result()
-    finally:
-        if encoded is not None:
-            encoded.close()
 
 
 def _compare_reasoning(text: Text, texts: Quantity, grounding: Quantity, call: _Call) -> None:
