@@ -29,8 +29,8 @@ from tests.support.cameras.rtsp import burnt_in_number
 pytestmark = pytest.mark.e2e
 
 LONG_S = 240  # far beyond what any of these needs; only so that a hang fails
-RATE = 10
-COUNT = 100  # images, which are played for ever
+RATE = 5
+COUNT = 50  # images, which are played for ever
 SMALL, LARGE = (480, 270), (960, 540)
 BEFORE_S = 2  # what a clip shows before its event
 KINDS = ("clip", "snapshot")

@@ -93,7 +93,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         "zones": ["table=.4,.5,.75,.5,.75,1,.4,1", "corner=0,0,.02,0,.02,.02"],
         "rules": ["visitor=person in table", "empty=any absent from corner for 1s"],
         "clip_after": 1,
-        "max_fps": 2,
+        "max_fps": 1,
         "store": str(folder / "kept"),
         "jsonl": str(folder / "all.jsonl"),
         "http": place,
