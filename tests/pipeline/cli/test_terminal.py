@@ -122,7 +122,6 @@ def test_images_of_a_folder_have_any_name(tmp_path: Path) -> None:
         ("configs >&-", 0, "", ""),
         ("--help >&-", 0, "", ""),
         ("run --help >&-", 0, "", ""),
-        ("doctor >&-", 0, "", ""),
         ("configs manual | head -1", 0, "# ", ""),
         ("run clip.mp4 --detect person --jsonl - -q | head -c 20", 0, '{"schema":"saccade/2', ""),
     ],
