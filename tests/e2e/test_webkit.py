@@ -39,7 +39,7 @@ def test_the_console_shows_live_video_with_boxes_in_webkit(tmp_path: Path) -> No
         "hall",
         "--loop",
         "--vid-stride",
-        2,
+        3,
         "--detect",
         "person",
         "--http",
