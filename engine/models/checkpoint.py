@@ -163,7 +163,9 @@ def _scaled(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTensor
         weight = f"{block.removesuffix('.mlp')}.mlp.{_EXPERTS.get(kind, kind)}"
         codes = held.get(weight)
         if kind not in _EXPERTS or codes is None or codes.dtype != _E4M3:
-            raise CheckpointError(f"{path}: tensor '{name}' is an FP8 scale, but tensor '{weight}' is missing or does not have FP8 values")
+            raise CheckpointError(
+                f"{path}: tensor '{name}' is an FP8 scale, but tensor '{weight}' is missing or does not have FP8 values"
+            )
         scale = held.pop(name)
         if len(codes.shape) != 3 or math.prod(scale.shape) != math.prod(codes.shape[:2]):
             got = f"scales {list(scale.shape)} for weights {list(codes.shape)}"

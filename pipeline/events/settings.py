@@ -112,7 +112,9 @@ class RuleSettings(NullIsUnset):
         {}, max_length=8, description="questions asked once per track, by attribute name"
     )
     keep: Seconds | None = Field(None, description="how long events of this rule are stored; default: store_keep")
-    confirm: Text | None = Field(None, description="N of M frames: an object counts after N detections in M frames, such as 3 of 5 frames")
+    confirm: Text | None = Field(
+        None, description="N of M frames: an object counts after N detections in M frames, such as 3 of 5 frames"
+    )
 
     @field_validator("name")
     @classmethod

@@ -1,9 +1,9 @@
 """`saccade run --workers 2` on a local Ray, under four cameras of a real RTSP server.
 
 Workers are killed or hang, their model is replaced, and the controller is killed. The server's frames show nobody, so
-that a rule on absence has an event in each stream all the time. With SACCADE_LONG=1 there are eight cameras, each worker
-is killed ten times, and every stream must be back within 10 s; otherwise one worker is killed once. An event goes on
-under its id where its stream is back within `RESUME_S`.
+that a rule on absence has an event in each stream all the time. With SACCADE_LONG=1 there are eight cameras, each
+worker is killed ten times, and every stream must be back within 10 s; otherwise one worker is killed once. An event
+goes on under its id where its stream is back within `RESUME_S`.
 """
 
 from __future__ import annotations
