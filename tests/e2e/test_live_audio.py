@@ -19,7 +19,7 @@ from tests.support.command import start_saccade
 pytestmark = pytest.mark.e2e
 
 LONG_S = 300  # far beyond what any of these needs; only so that a hang fails
-RATE = 10
+RATE = 5
 CODERS = {"aac": "aac", "opus": "libopus", "pcma": "pcm_s16le"}
 
 

@@ -297,7 +297,7 @@ def test_fp8_in_moondream_3s_own_names(tmp_path: Path) -> None:
         ),
         (
             lambda held: held.update({"text_model.transformer.h.0.moe_quant.up_scale": torch.zeros(3)}),
-            "is an FP8 scale, but '",
+            "is an FP8 scale, but tensor '",
         ),
     ],
 )
