@@ -15,9 +15,10 @@ from urllib.parse import quote
 from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 
 from saccade.pipeline.api.events_query import query_of
+from saccade.pipeline.api.file_response import OpenFileResponse
 from saccade.pipeline.api.forward import Forwarder
 from saccade.pipeline.api.routes import Json, Routes, bad_values, the
 from saccade.pipeline.api.server_sent_events import event_stream
@@ -260,18 +261,27 @@ async def history(name: str, events: Events, since: str = "0") -> History:
 
 
 async def _media(id: str, kind: str, request: Request, events: Events) -> Response:
+    missing = f"event '{id[:80]}' has no {kind}, or the {kind} is still being recorded"
     path = await asyncio.to_thread(events.store.media, id, kind)
     if path is None:
-        raise events.missing(f"event '{id[:80]}' has no {kind}, or the {kind} is still being recorded")
+        raise events.missing(missing)
     if isinstance(path, Address):
         forwarder: Forwarder = request.app.state.parts[Forwarder]
         return await forwarder.ask(request, path, f"/media/{quote(id, safe='')}/{kind}")
-    return media_file(path, kind)
+    try:
+        return await media_file(path, kind)
+    except FileNotFoundError:
+        raise events.missing(missing) from None
 
 
-def media_file(path: Path, kind: str) -> Response:
-    """Return an HTTP response with the clip or the snapshot of an event. Range requests are supported."""
-    return FileResponse(path, media_type=_MEDIA_TYPES[kind], headers={"Cache-Control": "private, max-age=60"})
+async def media_file(path: Path, kind: str) -> Response:
+    """Return an HTTP response with the clip or the snapshot of an event. Range requests are supported.
+
+    Raises:
+        FileNotFoundError: if the file does not exist.
+    """
+    file = await asyncio.to_thread(path.open, "rb")
+    return OpenFileResponse(file, _MEDIA_TYPES[kind], "private, max-age=60")
 
 
 def _given(request: Request) -> dict[str, str]:

@@ -317,6 +317,9 @@ class _Media:
 async def _send_media(id: str, kind: str, media: Annotated[_Media, the(_Media)]) -> Response:
     """Return the clip or the snapshot of an event that is stored on this machine."""
     path = None if media.folder is None or kind not in ("clip", "snapshot") else media_path(media.folder, id, kind)
-    if path is None or not path.is_file():
-        raise HttpError(404, f"event '{id[:80]}' has no {kind[:20]}, or it is not complete yet")
-    return media_file(path, kind)
+    try:
+        if path is not None:
+            return await media_file(path, kind)
+    except FileNotFoundError:
+        pass
+    raise HttpError(404, f"event '{id[:80]}' has no {kind[:20]}, or it is not complete yet")

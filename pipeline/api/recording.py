@@ -19,8 +19,9 @@ from urllib.parse import quote, urlencode
 import av.error
 from fastapi import Query
 from pydantic import BaseModel, Field
-from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
+from saccade.pipeline.api.file_response import OpenFileResponse
 from saccade.pipeline.api.forward import Here, InThisProcess, WorkerRoute
 from saccade.pipeline.api.routes import Routes, the
 from saccade.pipeline.events.storage.store_reader import time_of_text
@@ -125,9 +126,12 @@ async def recorded_file(name: str, file: str, here: InThisProcess) -> Response:
     """Return a recorded video file. Range requests are supported."""
     try:
         path = await asyncio.to_thread(_archive(here, name).file, file)
+        opened = await asyncio.to_thread(path.open, "rb")
     except ArchiveError as error:
         raise HttpError(404, str(error)) from None
-    return FileResponse(path, media_type="video/mp4", headers={"Cache-Control": "private, no-cache"})
+    except FileNotFoundError:
+        raise HttpError(404, f"the recording has no file '{file[:80]}'") from None
+    return OpenFileResponse(opened, "video/mp4", "private, no-cache")
 
 
 @routes.get("/streams/{name}/recording", role="viewer", response_class=Response)
