@@ -398,7 +398,7 @@ class ResultFuture(Future[Result]):
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the request, and return its error or None. Cancellation and timeout raise as in `result`."""
+        """Wait for the request. Return its error, or None. Raise CancelledError or TimeoutError like `result`."""
         if not self.done():
             self.require_other_thread()
         return super().exception(timeout)

@@ -224,7 +224,7 @@ def take_allowed(
     sampled: torch.Tensor,
     state: torch.Tensor,
 ) -> None:
-    """For each of `rows`, sample the most likely allowed token. Store the samples like `take_tokens`.
+    """Choose the most likely allowed token of each row in `rows`. Store the token and its embedding.
 
     Args:
         text: the text decoder.
@@ -355,7 +355,7 @@ def embed_fed(model: Model, kinds: torch.Tensor, values: torch.Tensor, others: t
 
 
 def seen_values(objects: torch.Tensor, which: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return decoder inputs for drafts that consist of detections of the vision encoder.
+    """Convert detections of the vision encoder to decoder inputs of drafts (speculative decoding).
 
     Args:
         objects: (images, n, 5) float32 detections; see `DraftingEncoder.features_and_drafts`.

@@ -159,7 +159,7 @@ class CpuStream:
         return event
 
     def wait(self, event: Event) -> None:
-        """Delay later work until an event of another `CpuStream` completes. Skip later work if the event failed."""
+        """Make later work wait for an event of another `CpuStream`. Skip it if the work before the event failed."""
 
         def wait() -> None:
             try:
@@ -170,7 +170,7 @@ class CpuStream:
         self._work.put(_always(wait))
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Measure all work that is submitted from now on; see `Stream.watch`. The worker thread calls the watcher."""
+        """Let `watcher` record the times of work submitted from now on. The worker thread calls `watcher`."""
         self._watcher = watcher
 
     def settle(self, *, wait: bool = False) -> None:

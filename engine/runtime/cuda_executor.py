@@ -215,11 +215,8 @@ class CudaStream:
             torch.cuda.set_stream(self._default)
 
     def record(self, again: Event | None = None, reached: Callable[[], None] | None = None) -> Event:
-        """Return an event that completes when all work submitted so far has run; see `Stream.record`.
-
-        The event `again` is reused, because creating an event takes 2 µs. The callback `reached` is never called.
-        Polling is faster, because a callback thread of the CUDA driver would have to wait for the GIL.
-        """
+        """Return an event that completes when all work submitted so far has run. `reached` is ignored."""
+        # Creating an event takes 2 µs, so `again` is reused. Events are polled: a callback would wait for the GIL.
         # A blocking event lets the host sleep until an interrupt.
         event = again if isinstance(again, torch.cuda.Event) else torch.cuda.Event(blocking=True)
         event.record(self.stream)
@@ -231,7 +228,7 @@ class CudaStream:
         self.stream.wait_event(event)
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Measure all work that is submitted from now on with `watcher`. None stops the measurement."""
+        """Let `watcher` record the times of work submitted from now on. None stops the recording."""
         self._timer = None if watcher is None else _CudaTimer(self.stream, watcher)
 
     def settle(self, *, wait: bool = False) -> None:

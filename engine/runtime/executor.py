@@ -275,10 +275,9 @@ class Executor(Generic[PreparedT]):
             raise
 
     def finalize(self, slot: int, step: Step[PreparedT]) -> None:
-        """Sample the rows that need more than greedy sampling, then queue the copy of all samples to the host.
+        """Queue random and masked sampling of the rows that need it, then the copy of all samples to the host.
 
-        If any row samples text, `Scheduler.commit` must first be called for the previous step, because its samples
-        determine the allowed tokens.
+        If a row samples text, call `Scheduler.commit` for the previous step first: it sets the allowed tokens.
         """
         held, count = self._slots[slot], len(step.sequences)
         try:

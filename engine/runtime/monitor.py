@@ -77,7 +77,7 @@ class Trace:
         return sorted((span for span in self._spans.copy() if span.track == track), key=lambda span: span.start)
 
     def counts(self) -> list[Count]:
-        """Return all recorded counter values, oldest first."""
+        """Return the recorded values of all counters, oldest first."""
         return list(self._counts.copy())
 
     def to_dict(self) -> dict[str, object]:
@@ -279,7 +279,7 @@ class Monitor:
         return _NOTHING if self.trace is None else _host_span(self.trace, name, {} if doing is None else doing.args)
 
     def sample(self, scheduler: Scheduler[Any], flying: Iterable[Step[Any]]) -> None:
-        """Record counters in the trace: waiting images, free pages, and sequences in flight (in the steps `flying`)."""
+        """Record the numbers of waiting images, free pages, and sequences of the steps `flying` in the trace."""
         if self.trace is not None:
             self.trace.count("sequences in flight", sum(len(step.sequences) for step in flying))
             self.trace.count("images waiting", scheduler.waiting)

@@ -315,15 +315,11 @@ def _counted(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np
 
 @functools.cache
 def _parts(phases: tuple[Phase, ...], count: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the meaning of each of the first `count` decoder inputs of an object list.
-
-    Args:
-        phases: values of one object in order of generation, such as x, y and size.
-        count: number of decoder inputs.
+    """Describe the first `count` decoder inputs of an object list. The values of one object have these `phases`.
 
     Returns:
-        An array (count, 2) of object index and index into `phases`, and the kind (count,): `Phase.Y` for a coordinate,
-        `Phase.SIZE` for a size.
+        (count, 2) index of the object and index into `phases`.
+        (count,) `Phase.Y` for a coordinate, `Phase.SIZE` for a size.
     """
     which = np.stack(np.divmod(np.arange(count, dtype=np.int32), np.int32(len(phases))), axis=1)
     kinds = [Phase.SIZE if phases[part] is Phase.SIZE else Phase.Y for part in which[:, 1]]

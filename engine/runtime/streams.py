@@ -27,7 +27,7 @@ class Event(Protocol):
 
 
 class Watcher(Protocol):
-    """Interface of an object that measures the work of a `Stream`: the stream reports each piece of finished work."""
+    """Records when the work of a `Stream` was executed. The stream calls its methods."""
 
     def about(self) -> Any:
         """Return a label of the work that is being submitted. The stream later passes the label to `ran`.
@@ -70,7 +70,7 @@ class Stream(Protocol):
         ...
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Measure all work that is submitted from now on with `watcher`. None stops the measurement."""
+        """Let `watcher` record the times of work submitted from now on. None stops the recording."""
         ...
 
     def settle(self, *, wait: bool = False) -> None:

@@ -278,7 +278,7 @@ class CudaUploads:
             self._resize(slot, self._between[slot])
 
     def _upload(self, parts: list[PinnedPart]) -> dict[PinnedPart, int]:
-        """Copy the pixels in ranges of pinned memory to the device. Return the device address of each range."""
+        """Copy ranges of pinned memory to the device. Return the device address of each range."""
         addresses = dict[PinnedPart, int]()
         if not parts:
             return addresses

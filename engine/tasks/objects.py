@@ -80,7 +80,7 @@ class ObjectsOutput(OutputState):
         self.objects: list[DecodedObject] = []
 
     def begins(self, margin: float) -> bool:
-        """Return whether the model generates another object with a score above `conf`. Otherwise the answer ends.
+        """Return whether the score of the next object is above `conf`. Otherwise the answer ends.
 
         Args:
             margin: logit of the coordinate token minus logit of the end token.
@@ -107,7 +107,7 @@ class ObjectsOutput(OutputState):
 
     @property
     def draftable(self) -> bool:
-        """Whether this answer can be the draft of the next answer (speculative decoding). Always True."""
+        """Always True: a list of objects can be the draft of the next answer (speculative decoding)."""
         return True
 
     @property

@@ -35,7 +35,7 @@ class Sampling:
     """Sampling parameters of text generation.
 
     Attributes:
-        temperature: softmax temperature. 0 samples greedily.
+        temperature: softmax temperature. 0 selects greedy decoding.
         top_p: nucleus sampling: sample only from the smallest set of most likely tokens with this total probability.
         seed: signed 64-bit seed of the random numbers.
     """

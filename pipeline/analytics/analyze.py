@@ -102,7 +102,7 @@ class AnalyzeStage:
 
     @property
     def kept(self) -> dict[str, int]:
-        """The number of tracks in memory, and the number of minutes whose object counts are in memory."""
+        """How many tracks, and how many minutes of object counts, are in memory."""
         return {"tracks": len(self._track.tracker) if self._track else 0, "minutes": len(self._log)}
 
     def minutes(self, since: float = 0.0) -> list[Minute]:

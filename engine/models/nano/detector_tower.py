@@ -195,7 +195,7 @@ class DetectorTower(CropReader):
         return self.config.n_places
 
     def project(self, whole: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        """Return `whole`, which already contains image tokens. Tiles are not supported."""
+        """Return `whole` unchanged: the features of this encoder are already image tokens."""
         return whole
 
     def forward(self, crops: torch.Tensor, _: Tiling) -> torch.Tensor:

@@ -83,10 +83,7 @@ class Known:
         return seconds - self.moved_s < MOVING_S
 
     def unseen(self, seconds: float) -> float:
-        """Return how long the position of the object has been unknown, in seconds: since the last detection.
-
-        If the object was at rest after the detection, count only the time since it started to move.
-        """
+        """Return the seconds since the last detection of the object, or since its motion began if that is later."""
         return seconds - max(self.found_s, self.started_s if self.moves(seconds) else self.found_s)
 
     def note_motion(self, seconds: float) -> None:
@@ -225,7 +222,7 @@ def _centre(box: Rect) -> tuple[float, float]:
 
 
 def _grown(boxes: Sequence[Rect]) -> Floats:
-    """Return enlarged boxes (n, 4) for IoU matching, so that the boxes of a fast small object still overlap."""
+    """Return enlarged boxes (n, 4): the boxes of a fast small object in two frames then overlap."""
     corners = np.array(boxes, np.float64)
     size = (corners[:, 2:] - corners[:, :2]) * _GROWTH
     corners[:, :2] -= size

@@ -135,7 +135,7 @@ class Planner:
 
     @property
     def expected(self) -> Sequence[Known]:
-        """The small objects that were detected in earlier frames."""
+        """The remembered small objects, which were detected in earlier frames."""
         return self._memory.known
 
     def choose(
