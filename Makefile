@@ -5,9 +5,9 @@ PYTHON ?= python3
 # make demo TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
 TORCH ?= torch==2.13.0
 
-# Most tests wait for a camera, a browser or a process: four at a time keep two cores busy. A module's tests stay together,
+# Most tests wait for a camera, a browser or a process: five at a time keep two cores busy. A module's tests stay together,
 # since they share what is slow to start.
-PYTEST ?= -n 4 --dist loadfile --no-loadscope-reorder
+PYTEST ?= -n 5 --dist loadfile --no-loadscope-reorder
 
 # Compiling the sources again in each of hundreds of processes would cost minutes.
 unexport PYTHONDONTWRITEBYTECODE
