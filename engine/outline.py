@@ -128,7 +128,7 @@ def fill(polygons: Sequence[Polygon], width: int, height: int) -> Mask:
 
 
 def trace(mask: Mask) -> list[Polygon]:
-    """Return polygons along the pixel edges of a mask, including its holes. `fill` converts them to the same mask."""
+    """Return polygons along the pixel edges of a mask: outer edges and edges of holes. `fill` restores the mask."""
     height, width = mask.shape
     padded = np.zeros((height + 2, width + 2), bool)
     padded[1:-1, 1:-1] = mask
@@ -196,8 +196,7 @@ def draw(mask: Mask, smallest: float = 0.0) -> tuple[str, tuple[float, float, fl
 
     Args:
         mask: (height, width).
-        smallest: minimum number of pixels of a hole or island. Smaller holes and islands are removed, except for the
-            largest island.
+        smallest: minimum size of a separate part or a hole, in pixels. The largest part always remains.
     """
     height, width = mask.shape
     rings = trace(mask)

@@ -70,15 +70,7 @@ def engine_closed() -> None:
 def shorten_collections(*, model: bool = False) -> None:
     """Exclude all existing objects from garbage collection. Call this before the first model is loaded.
 
-    PyTorch and other imports create 240,000 permanent objects. A full garbage collection visits all of them and stops
-    all threads. Frames of many cameras then miss their deadlines. Objects that are created later are collected as
-    usual.
-
-    | objects that are collected | duration of a full collection |
-    |---|---|
-    | all objects | 190 ms |
-    | without the objects of imports | 9 ms |
-    | without the objects of imports, with a model on an H200 | 165 ms |
+    Later objects are collected as usual.
 
     Args:
         model: whether to exclude loaded models too. Use True if a model stays loaded until the process ends.
@@ -87,20 +79,19 @@ def shorten_collections(*, model: bool = False) -> None:
     if model:
         gc.collect()
         _frozen_model = True
+    # Imports create 240,000 permanent objects. A full collection that visits them stops all threads for 190 ms.
     if model or not gc.get_freeze_count():
         gc.freeze()
 
 
 def limit_arenas() -> None:
-    """Limit glibc to two heap arenas for all threads. Call this before threads start.
+    """Limit glibc to two heap arenas, unless the user has set a limit. Call this before threads start.
 
-    By default, glibc creates up to 8 arenas per CPU, and memory freed in one arena cannot be used by another arena. The
-    memory of a process with two cameras then grows by 60 MB in the first 20 minutes. With two arenas it does not grow,
-    and CPU time is the same. Child processes inherit the limit through an environment variable. A limit set by the user
-    is not changed.
+    Child processes inherit the limit.
     """
     if "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get(_TUNABLES, "") or _glibc("mallopt") is None:
         return
+    # With the default of 8 arenas per CPU, a process with two cameras grows by 60 MB in the first 20 minutes.
     os.environ["MALLOC_ARENA_MAX"] = str(_ARENAS)
     _mallopt(_ARENA_MAX, _ARENAS)
 
@@ -114,11 +105,8 @@ def keep_freed_memory() -> None:
 
 
 def _give_back(trim: Callable[[int], int], ended: threading.Event) -> None:
-    """Return free heap pages to the kernel once a minute, until the last engine is closed.
-
-    Connections and video decoders that are opened and closed fragment the heap. Without this thread, the memory of a
-    process with eight cameras grows by 1.5 MB per minute.
-    """
+    """Return free heap pages to the kernel once a minute, until the last engine is closed."""
+    # Opening and closing connections fragments the heap: 1.5 MB per minute with eight cameras.
     while not ended.wait(_TRIM_S):
         trim(0)
 

@@ -34,8 +34,7 @@ class Box:
     Attributes:
         label: label of the task, in the spelling of the model.
         score: confidence, from 0 to 1: the probability p(coord) / (p(coord) + p(eos)) that the model lists this object
-            instead of ending the answer. It is limited to the lowest score of the preceding objects. The object is
-            reported if `conf` is at most this score.
+            instead of ending the answer. It is limited to the lowest score of the preceding objects.
         x1, y1, x2, y2: corners as fractions of the image's width and height, clipped to 0..1.
         track_id: ID of the track in the frames of a stream, set by a tracker; otherwise None.
         speed: speed of the centre in image sizes per second, set by a tracker.
@@ -185,10 +184,10 @@ class Text:
 
 @dataclass(slots=True, frozen=True)
 class Timings:
-    """Time that an image spent in each stage of the engine, in milliseconds: queue, prefill and decode.
+    """Time that an image spent in the stages of the engine (queue, prefill and decode), in milliseconds.
 
     Attributes:
-        crops_ms: cropping time, a part of `prefill_ms`.
+        crops_ms: time to split the image into crops. It is a part of `prefill_ms`.
     """
 
     queue_ms: float = 0.0
@@ -219,10 +218,10 @@ class Outline:
         label: label of the task.
         path: SVG path data with M, L, C and Z. Coordinates are fractions of the box.
         box: (x1, y1, x2, y2) as fractions of the image.
-        complete: whether the whole answer was a valid path. Otherwise `path` is its valid start.
+        complete: whether the whole answer was a valid path. If False, `path` is the valid beginning.
         refined: whether the path was redrawn from a refined mask.
         tokens: number of path tokens.
-        polygon: whether records also list the polygons.
+        polygon: whether result records also contain the outline as polygons.
     """
 
     key: ClassVar[str] = "segments"

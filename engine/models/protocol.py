@@ -1,7 +1,6 @@
 """Interfaces between the engine and a model of any architecture. This module contains only types.
 
-For each architecture, `registry` has a loader, which reads a model folder into a `LoadedModel`. A device backend may
-have faster code for some architectures. All other modules of the engine use only these interfaces.
+Each architecture has a loader in `registry`, which reads a model folder into a `LoadedModel`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Phase(IntEnum):
-    """Phase of a decoding step: the kind of value that the step samples from the last hidden state of a sequence."""
+    """Phase of a decoding step: the kind of value that the step samples."""
 
     X_OR_EOS = 0  # start another object at x, or end
     Y = 1
@@ -197,10 +196,10 @@ class Prompts(Protocol):
         ...
 
     def ref_values(self, skill: str, refs: Sequence[Ref]) -> dict[int, tuple[float, ...]]:
-        """Return coordinates and sizes, from 0 to 1, that encode the reference points and boxes `refs`.
+        """Return the normalized coordinates and sizes of the reference points and boxes in a prompt.
 
-        The values are keyed by the position in the prompt at which they replace the token embedding. Each value is
-        (coordinate,) or (width, height).
+        The keys are token positions in the prompt. Each value is (coordinate,) or (width, height), and its embedding
+        replaces the embedding of the token.
         """
         ...
 
@@ -263,7 +262,7 @@ class Cache(Protocol):
         ...
 
     def layers(self, positions: torch.Tensor) -> Sequence[CacheLayer]:
-        """Return one `CacheLayer` per decoder layer, prepared to store new keys at `positions` (rows, length) int64."""
+        """Return one `CacheLayer` per decoder layer, to store keys and values at `positions` (rows, length) int64."""
         ...
 
 
@@ -272,7 +271,7 @@ class TextDecoder(Protocol):
 
     @property
     def n_block_weights(self) -> int:
-        """Number of active parameters of the decoder blocks per token. Only the experts of one token are counted."""
+        """Number of decoder block parameters that process one token. Inactive experts are not counted."""
         ...
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -321,9 +320,9 @@ class VisionEncoder(Protocol):
 
     @property
     def n_tokens(self) -> int:
-        """Number of image tokens per image, which does not depend on the number of crops.
+        """Number of image tokens per image, for any number of crops.
 
-        It is also the number of features per crop.
+        Each crop also has this number of features.
         """
         ...
 
@@ -371,7 +370,7 @@ class DraftingEncoder(Protocol):
 
     @property
     def asked(self) -> Mapping[tuple[int, ...], int]:
-        """Detector class index, keyed by the token IDs of the prompt that asks for the class."""
+        """Mapping from the token IDs of a detection prompt to the index of the detector class."""
         ...
 
     @property
@@ -394,7 +393,7 @@ class DeepEncoder(Protocol):
     """Vision encoder that can also return the features of an inner block, which a mask refiner needs."""
 
     def two_depths(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the features after the block with index `block`, and the features after the last block.
+        """Return the features after an inner block and the features after the last block.
 
         Args:
             crops: normalized crops.
@@ -458,10 +457,9 @@ class RegionHeads(Protocol):
 
 @runtime_checkable
 class ReadableHeads(Protocol):
-    """Region heads that support several normalizations of the hidden state (`readings`).
+    """Region heads that can normalize the hidden state in several ways.
 
-    config.json does not contain the normalization with which a checkpoint was trained. `saccade doctor --model` tests
-    all normalizations.
+    A checkpoint does not record its normalization. `saccade doctor --model` therefore tests all normalizations.
     """
 
     @property
@@ -524,9 +522,9 @@ class LoadedModel:
         model: the model with its weights.
         prompts: prompt templates and tokenizer.
         classes: the only labels that the model detects, or None for an open vocabulary.
-        synonyms: dictionary from a phrase to the classes that it stands for.
-        family: one line that names the published model and its file format, or "".
-        load_refiner: function that reads a mask refiner from a file, or None if the architecture does not support one.
+        synonyms: for each phrase, the classes with this meaning.
+        family: name of the published model and its file format, or "" if unknown.
+        load_refiner: function that reads a mask refiner from a file, or None if unsupported.
         look: function that returns the appearance descriptor (embedding) of an object, or None if unsupported.
     """
 

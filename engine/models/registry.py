@@ -1,7 +1,6 @@
 """Registry of model architectures: maps the name of an architecture to the function that loads its model folders.
 
-To add an architecture, write a module with a loader function, and add one line here or call `register_architecture`.
-PyTorch is imported only when a model is loaded.
+To add an architecture, write a module with a loader function, and call `register_architecture`.
 """
 
 from __future__ import annotations

@@ -41,20 +41,17 @@ class PagedCache(Protocol):
     prefix_pages: int
 
     def rows(self, table: torch.Tensor, length: int | None = None) -> Cache:
-        """Return a view of the KV cache that contains only the given sequences.
+        """Return a view of the KV cache for some sequences.
 
         Args:
-            table: (rows, pages) int64 page table. The pages of the image prefix come first.
-            length: maximum number of tokens to read, or None for all pages.
+            table: (rows, pages) int64 page table of the sequences. The pages of the image prefix come first.
+            length: maximum number of tokens to read, or None for all.
         """
         ...
 
 
 class Runner:
     """Runs the batch steps of one model with PyTorch modules. Index tensors are int32.
-
-    `tables` are page tables of sequences. `owners` gives, for each row of a batch, the index of its sequence in
-    `tables`.
 
     Args:
         model: the model.
@@ -66,12 +63,11 @@ class Runner:
         self._adapters: tuple[AdapterBank, torch.Tensor] | None = None
 
     def with_adapters(self, bank: AdapterBank, slots: torch.Tensor) -> Runner:
-        """Return a runner that applies LoRA adapters to the rows of its next batch.
+        """Return a copy of this runner that uses LoRA adapters.
 
         Args:
-            bank: LoRA adapters by slot.
-            slots: (rows,) adapter slot of each row. For `forward_tokens`, rows are tokens. For `prefill`, the first
-                rows are images, followed by tokens.
+            bank: the LoRA adapters, by slot.
+            slots: (rows,) adapter slot of each row of the batch. In a prefill, images precede tokens.
         """
         adapted = copy.copy(self)
         adapted._adapters = bank, slots
@@ -250,9 +246,9 @@ def take_coordinates(
     sampled: torch.Tensor,
     state: torch.Tensor,
 ) -> None:
-    """Sample a coordinate for each text row that has sampled the coordinate token.
+    """Sample a coordinate for each sequence that has sampled the coordinate token.
 
-    The embedding of the coordinate is the row's next input.
+    The embedding of the coordinate is the next decoder input of the sequence.
 
     Args:
         region: region heads of the model.
@@ -303,8 +299,7 @@ def sample(
 def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Set the scores (rows, vocab) of unlikely tokens to -inf (nucleus sampling).
 
-    The remaining tokens are the smallest set with a total probability of at least `top_p` (rows,). Among equally likely
-    tokens, those with lower IDs remain.
+    The remaining tokens are the smallest set with a total probability of at least `top_p` (rows,).
     """
     ordered, index = scores.sort(dim=-1, descending=True, stable=True)
     before = F.pad(ordered.softmax(-1).cumsum(-1)[:, :-1], (1, 0))  # total probability of more likely tokens
@@ -336,16 +331,13 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def embed_fed(model: Model, kinds: torch.Tensor, values: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return the embeddings of decoder inputs that the host supplies: earlier samples or drafts.
+    """Return the embeddings (…, dim) of earlier samples or drafts from the host.
 
     Args:
         model: the model.
-        kinds: (…) int: `Phase.Y` for a coordinate, `Phase.SIZE` for a size, `Phase.TOKEN` for a token, 0 for no value.
+        kinds: (…) int: `Phase.Y` for a coordinate, `Phase.SIZE` for a size, `Phase.TOKEN` for a token, or 0.
         values: (…, 2) float32: (coordinate, unused), (width, height) or (token ID, unused).
         others: (…, dim) embeddings to return where `kinds` is 0.
-
-    Returns:
-        (…, dim) embeddings.
     """
     kind = kinds.unsqueeze(-1)
     x = torch.where(kind == Phase.Y, model.region.encode_coord(values[..., :1]), others)

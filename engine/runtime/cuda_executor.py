@@ -177,10 +177,7 @@ class _CudaTimer:
 
 
 def _reference(device: torch.device) -> tuple[torch.cuda.Event, float]:
-    """Return a timing event and the host time of its completion in seconds. The device must be idle.
-
-    The function measures several times and returns the most accurate measurement.
-    """
+    """Return a timing event and the host time of its completion in seconds. The device must be idle."""
     stream = torch.cuda.Stream(device)
     tries = []
     for _ in range(5):
@@ -232,7 +229,7 @@ class CudaStream:
         self._timer = None if watcher is None else _CudaTimer(self.stream, watcher)
 
     def settle(self, *, wait: bool = False) -> None:
-        """Report the times of finished work to the watcher. If `wait` is True, first wait for all submitted work."""
+        """Report the run times of finished work. If `wait` is True, first wait for all submitted work."""
         timer = self._timer
         if timer is not None:
             timer.settle(wait=wait)

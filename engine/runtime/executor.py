@@ -1,13 +1,10 @@
 """Execution of batch steps on a device: prefill and decode with a paged KV cache, sampling, and copies to the host.
 
-    compute stream, prefill   images → tokens; image prefixes and prompts together → first samples
-    compute stream, decode    inputs → embeddings of the batch slots → blocks → samples → next embeddings
-    copy stream               samples of a step slot to the host, after the event of their step
+The compute stream runs the steps one after another. The copy stream copies the samples of each step to the host.
 
 The device stores the page table of each sequence and the embedding of its last sample. A step can therefore launch
-before the host has read the samples of the previous step. All step slots share the device inputs, because the compute
-stream runs steps one after another. Each step slot has its own host buffers. `cpu_executor` and `cuda_executor` supply
-the streams, the runner (`models.runner`), the image encoder and the padded batch sizes.
+before the host has read the samples of the previous step. `cpu_executor` and `cuda_executor` contain the parts for
+each kind of device.
 """
 
 from __future__ import annotations
@@ -163,12 +160,10 @@ class StepOutputs:
             self.host_scores[:count].copy_(self.scores[:count], non_blocking=True)
 
     def put_found(self, asked: Mapping[tuple[int, ...], int]) -> None:
-        """Replace the `FROM_IMAGE` placeholders in drafts by detections of the vision encoder.
-
-        Call this method after the outputs of the step have been copied to the host.
+        """Insert detections of the vision encoder into the drafts. The outputs of the step must be on the host.
 
         Args:
-            asked: detector class index, keyed by the token IDs of the prompt.
+            asked: mapping from the token IDs of a prompt to the index of the detector class.
         """
         if not self.drafted:
             return

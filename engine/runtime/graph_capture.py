@@ -90,10 +90,9 @@ class Graphs:
 
 
 class GraphsByKind(Generic[K]):
-    """Cache of CUDA graphs, keyed for example by the size and format of an image.
+    """Cache of CUDA graphs by key, such as the size and format of an image.
 
-    A separate stream captures the graphs, so that the device can do other work at the same time. Graphs are never
-    freed, because freeing a running graph is unsafe. All graphs must run sequentially on one stream.
+    All graphs must run sequentially on one stream. They are never freed.
 
     Args:
         device: the CUDA device.
@@ -103,7 +102,7 @@ class GraphsByKind(Generic[K]):
     def __init__(self, device: torch.device, most: int) -> None:
         self._most, self._aside = most, torch.cuda.Stream(device)
         self._memory = torch.cuda.graph_pool_handle()
-        self._graphs: dict[K, list[torch.cuda.CUDAGraph]] = {}
+        self._graphs: dict[K, list[torch.cuda.CUDAGraph]] = {}  # never freed: freeing a running graph is unsafe
         self._read: list[torch.Tensor] = []  # tensors that the graphs read
 
     def get(self, kind: K) -> list[torch.cuda.CUDAGraph] | None:
@@ -120,9 +119,8 @@ class GraphsByKind(Generic[K]):
 
         Args:
             kind: key of the graphs.
-            name: name of the work for a warning.
-            works: function that is called on the capture stream. It compiles the kernels, then returns one function per
-                graph that launches the kernels, and the tensors that the graphs read.
+            name: name of the work, for a warning.
+            works: compiles the kernels. Returns the functions to capture, and the tensors that these functions read.
 
         Returns:
             The graphs. The list is empty if the cache is full or if memory is too low.

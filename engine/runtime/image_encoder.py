@@ -90,13 +90,9 @@ class CudaImageEncoder:
         self._joined = torch.zeros_like(self.tokens[0])
 
     def prepare(self, image: Pixels, window: Window | None = None) -> PreparedImage:
-        """Copy an image to pinned memory, so that all images of a prefill are uploaded together.
+        """Prepare an image for the vision encoder, without waiting for the device.
 
-        Images with tiles are uploaded immediately. Single-crop images are uploaded immediately if the device is idle
-        and no other image is being uploaded. Single-crop frames on the device are not copied.
-
-        The call does not wait for the device. Afterwards the caller may overwrite an image in host memory, but not an
-        image in device memory.
+        Afterwards the caller may overwrite an image in host memory, but not an image in device memory.
         """
         vision = self._vision
         if self._kernels and isinstance(image, YuvImage) and image.y.is_cuda:
@@ -186,9 +182,7 @@ class CudaImageEncoder:
                 self.tokens[number].copy_(self._joined)
 
     def jobs(self) -> list[Job]:
-        """Return the key and the function of each CUDA graph to capture at startup.
-
-        There is one graph for each batch size of single-crop images.
+        """Return the jobs that capture CUDA graphs at startup, one for each batch size of single-crop images.
 
         Graphs for images with tiles are captured at first use.
         """

@@ -1,11 +1,7 @@
-"""The step loop of the engine. One thread repeats plan → launch → wait → commit → finalize while there is work.
+"""The step loop of the engine, which runs in one thread while there is work.
 
-    plan      choose the next batch step if a step slot is free
-    launch    queue its forward pass on the device, and its sampling if it samples no text
-    report    deliver finished results and admit the next images while the device is busy
-    wait      until the oldest step has run, another thread posts an action, or a deadline passes
-    commit    add the samples of the oldest step to its sequences
-    finalize  queue the sampling of a text step, which depends on the samples of the committed step
+The loop plans a batch step, launches its forward pass, and delivers finished results. Then it waits until the oldest
+step has run, commits the samples to the sequences, and queues the sampling that depends on these samples.
 
 With two step slots, the device runs a forward pass while the host reads the samples of the previous step. With one
 slot, host and device take turns. If a step fails, only the requests in this step fail. Other threads post actions,
@@ -174,8 +170,7 @@ class StepLoop(Generic[ImageT]):
         """Run a function in the thread of the step loop while the engine is idle, and return its result.
 
         Raises:
-            EngineError: if a request is queued or in progress, if an encoded image is not closed, or if the caller is
-                the step loop's thread.
+            EngineError: if the engine has requests or open encoded images, or if called in the thread of the step loop.
         """
         self.require_other_thread()
         outcome: Future[T] = Future()
@@ -415,11 +410,11 @@ class StepLoop(Generic[ImageT]):
             self._scheduler.commit(step, sampled)
 
     def _take_prepared(self, made: Sequence[Prepared[ImageT]], at: float) -> None:
-        """Store prepared images (split into crops), and end the requests for which preparation failed.
+        """Store images that were split into crops. End the requests whose images could not be prepared.
 
         Args:
-            made: prefill windows (images and tiles), each with its crops or an error.
-            at: time in seconds at which they were prepared.
+            made: for each image or tile, its window with the crops or an error.
+            at: time at which the images were prepared, in seconds.
         """
         for window, image, error in made:
             self._lead.prepared(at - window.admitted_at)
@@ -500,7 +495,7 @@ class Preparer:
 
 
 def _prepared(window: PrefillWindow[Any]) -> Prepared[Any] | None:
-    """Split an image or tile into crops. Return the crops or the error; None if the request has ended."""
+    """Split an image or tile into crops. Return the crops or the error, or None if the request has ended."""
     prepare = window.prepare
     if prepare is None:
         return None

@@ -1,4 +1,4 @@
-"""Thread-safe counters of the engine, and recording of traces.
+"""Thread-safe counters and traces of the engine.
 
 The step loop reports each operation. The streams report when their work ran on the device.
 """
@@ -73,7 +73,7 @@ class Trace:
         self._counts.append(Count(name, time.perf_counter(), value))
 
     def spans(self, track: str) -> list[Span]:
-        """Return the spans of one track, ordered by start time."""
+        """Return the spans of one track in the trace, ordered by start time."""
         return sorted((span for span in self._spans.copy() if span.track == track), key=lambda span: span.start)
 
     def counts(self) -> list[Count]:
@@ -148,13 +148,13 @@ class StepPart:
 
     @property
     def args(self) -> Mapping[str, object]:
-        """Labels of the step part in a trace: step number, step kind, number of rows, and number of draft values."""
+        """Trace labels: step number, step kind, number of rows, and number of draft values if there are any."""
         drafted = {"drafted": self.drafted} if self.drafted else {}
         return {"step": self.step, "kind": self.kind, "rows": self.sequences, **drafted}
 
 
 class Track:
-    """Measures the busy and idle time of one stream. Calls must be sequential, in the order of the stream's work.
+    """Measures the busy and idle time of one `Stream` of the device. Calls must follow the order of the stream's work.
 
     Attributes:
         busy_s: total seconds of work.
@@ -169,7 +169,7 @@ class Track:
         self._rests = -1
 
     def about(self) -> StepPart:
-        """Return the part of the batch step that is being launched, such as the sampling."""
+        """Return the part of a batch step (such as the sampling) that the host is launching."""
         return self._monitor.doing
 
     def ran(self, about: StepPart, start: float, end: float) -> None:
@@ -258,12 +258,12 @@ class Monitor:
         return self.span("launch", self.doing)
 
     def finalizing(self, step: Step[Any]) -> AbstractContextManager[object]:
-        """Return a context manager that measures the launch of a step's sampling, and of copying the samples."""
+        """Return a context manager that measures the launch of the sampling of a step, and the copy of its samples."""
         self.doing = self._part("sample", step)
         return self.span("finalize", self.doing)
 
     def committing(self, step: Step[Any]) -> AbstractContextManager[object]:
-        """Return a context manager that measures reading the samples of a step and adding them to its sequences."""
+        """Return a context manager that measures the commit of a step: reading its samples into its sequences."""
         return _NOTHING if self.trace is None else self.span("commit", self._part("commit", step))
 
     def _part(self, name: str, step: Step[Any]) -> StepPart:

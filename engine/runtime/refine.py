@@ -66,7 +66,7 @@ class RefineThread:
         self._thread.start()
 
     def put(self, result: Result, pixels: Pixels, done: Done) -> None:
-        """Queue a result and its image for refinement. The refiner thread calls `done` with the refined result."""
+        """Queue a result and its image for refinement. `done` is called with the refined result."""
         with self._lock:
             if not self._over:
                 self._queue.put((result, pixels, done))

@@ -43,8 +43,8 @@ class StepInputs:
         shapes: shape of each array by name.
 
     Attributes:
-        host: for each step slot, the host arrays by name, to which inputs are written.
-        device: device arrays by name, at fixed addresses. All slots share them.
+        host: the input arrays of each step slot, by name.
+        device: the uploaded arrays by name. All step slots share them.
     """
 
     def __init__(self, depth: int, device: torch.device, **shapes: tuple[int, ...]) -> None:
@@ -71,18 +71,15 @@ class StepInputs:
         return self._whole[slot].copy()
 
     def reset(self, slot: int, whole: NDArray[np.int32]) -> None:
-        """Restore all input arrays of a step slot from the array `whole`, which `copy_of` returned.
-
-        Only one NumPy copy is used, because each copy may release the GIL.
-        """
-        self._whole[slot][:] = whole
+        """Restore all input arrays of a step slot from the array `whole` that `copy_of` returned."""
+        self._whole[slot][:] = whole  # one copy, because each copy may release the GIL
 
     def send(self, slot: int) -> None:
         """Upload the input arrays of a step slot. The call does not wait for the upload."""
         self._device.copy_(self._pinned[slot], non_blocking=True)
 
     def fetch(self, slot: int) -> None:
-        """Upload the input arrays of a step slot with a kernel, which a CUDA graph can capture."""
+        """Upload the input arrays of a step slot. On supported GPUs, a CUDA graph can capture the upload."""
         if self._kernels:
             from saccade.engine.kernels.common import fetch
 
@@ -234,7 +231,7 @@ class PrefillInputs(StepInputs):
         Args:
             slot: index of the step slot.
             step: the prefill.
-            drafted: sequences with drafts from detections, and their rows; see `speculative.drafted_from_images`.
+            drafted: sequences whose drafts are detections, and their rows.
 
         Returns:
             The tokens of all prompts. They are uploaded only if they fit into the buffers.
@@ -308,7 +305,7 @@ def _int(numbers: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _counted(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the concatenation of the ranges from `firsts[i]` to `firsts[i] + counts[i] - 1`."""
+    """Return the integers of all ranges, concatenated. Range i has `counts[i]` integers and starts at `firsts[i]`."""
     numbers: NDArray[np.int64] = (firsts - counts.cumsum() + counts).repeat(counts) + np.arange(counts.sum())
     return numbers
 
@@ -392,13 +389,12 @@ class SamplingInputs:
         self._scored = _PinnedBuffer(device, torch.int64, depth, n_rows, min(vocab, MAX_SCORED))
 
     def send(self, slot: int, step: Step[Any], copy: Stream, compute: Stream) -> TokenSampler | AllowedTokens | None:
-        """Upload the sampling parameters of a step. Return a sampler for rows that need more than greedy sampling.
+        """Upload the sampling parameters of a step on the copy stream.
 
-        The upload runs on the copy stream. The scheduler must have finalized the step and committed the previous step
-        in the slot.
+        The step must be finalized, and the previous step in the slot must be committed.
 
         Returns:
-            The sampler, to be used on the compute stream, or None if greedy sampling suffices for all rows.
+            The sampler for rows that need more than greedy decoding, or None if there are no such rows.
         """
         rows = [number for number, row in enumerate(step.sequences) if _is_special(row)]
         if not rows:
@@ -515,11 +511,11 @@ def _is_special(row: ScheduledSequence[Any]) -> bool:
 
 
 def with_scores(sampled: torch.Tensor, scores: torch.Tensor, step: Step[Any]) -> list[Sampled]:
-    """Return the sampled values of each row, followed by the log probabilities that the row requested.
+    """Return the sampled values of each row, followed by its requested log probabilities.
 
     Args:
-        sampled: (rows or more, 3) samples on the host.
-        scores: (rows or more, `MAX_SCORED`) log probabilities on the host.
+        sampled: (at least rows, 3) samples on the host.
+        scores: (at least rows, `MAX_SCORED`) log probabilities on the host.
         step: the step.
     """
     values: list[Sampled] = list(map(tuple, sampled[: len(step.sequences)].tolist()))
@@ -539,7 +535,7 @@ def sample_again(
     sampled: torch.Tensor,
     state: torch.Tensor,
 ) -> None:
-    """Sample the rows of a sampler, and overwrite their greedy tokens and next input embeddings.
+    """Sample the rows that need more than greedy decoding, and overwrite their greedy results.
 
     Args:
         model: the model.
@@ -548,8 +544,8 @@ def sample_again(
         logits: (rows, vocab) logits of all rows of the step.
         phases: (rows,) `Phase` of each row.
         batch_slots: (rows,) index of each row in `state`.
-        sampled: (rows, 3) float32 samples; overwritten for the rows of the sampler.
-        state: (batch slots, dim) input embeddings of the next step; overwritten for the rows of the sampler.
+        sampled: (rows, 3) float32 samples; updated in place.
+        state: (batch slots, dim) input embeddings of the next step; updated in place.
     """
     if isinstance(sampler, AllowedTokens):
         take_allowed(model.text, sampler.rows, sampler.masks, sampler.which, logits, batch_slots, sampled, state)

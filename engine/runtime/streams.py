@@ -1,7 +1,7 @@
-"""Interface of streams, which run submitted work in order and measure its time: CUDA streams or CPU worker threads.
+"""Interface of a stream. A stream runs submitted work in order, and measures how long the work took.
 
-The implementations are in `cuda_executor` and `cpu_executor`. CPU streams run work asynchronously, like CUDA streams.
-Tests on a CPU can therefore detect missing synchronization.
+Streams are CUDA streams (`cuda_executor`) or CPU worker threads (`cpu_executor`). Both are asynchronous, so that
+tests on a CPU can detect missing synchronization.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Stream(Protocol):
         """Record an event, which completes when all work submitted so far has run.
 
         Args:
-            again: an earlier event of this stream to reuse. Nothing may still wait for it.
-            reached: callback for when the event completes, called in a thread of the stream. CUDA streams ignore it.
+            again: an earlier event of this stream to reuse, if no other work still waits for it.
+            reached: callback for the completion of the event. CUDA streams ignore it.
         """
         ...
 

@@ -129,11 +129,11 @@ class StagedImage:
     """A single-crop image in pinned memory or on the device. The memory is released when this object is freed.
 
     Attributes:
-        place: range of pinned memory with the pixels; or, for a frame on the device, its luma plane.
-        planes: offsets of luma, u and v, or of red, green and blue, in bytes from the start of `place`.
+        place: the pixels in pinned memory, or the luma plane of a frame on the device.
+        planes: byte offsets of the planes (YUV) or channels (RGB) in `place`.
         layout: fields 5 to 15 of the image's row in the resize table; see `kernels.resize.FIELDS`.
         scaling: filter weights to resize the image.
-        chroma: the u and v planes, if the frame is on the device.
+        chroma: the u and v planes of a frame on the device.
     """
 
     place: PinnedPart | torch.Tensor
@@ -197,7 +197,7 @@ class CudaUploads:
         """Copy an image to pinned memory, unless it is on the device.
 
         Returns:
-            The staged image, or None if it is too large or pinned memory is full.
+            The `StagedImage`, or None if the image is too large or pinned memory is full.
         """
         rows, columns, _ = image.shape
         yuv = isinstance(image, YuvImage)
@@ -233,12 +233,12 @@ class CudaUploads:
     def cut(self, slot: int, images: Sequence[tuple[int, StagedImage]], current: torch.cuda.Stream) -> torch.cuda.Event:
         """Upload images and resize them to the crops of a step slot. The call does not wait for the device.
 
-        Until the returned CUDA event has completed, the images must stay alive and the slot must not be reused.
+        Keep the images alive and do not reuse the slot until the returned CUDA event has completed.
 
         Args:
             slot: step slot of the crops.
             images: images, each with its index in the crops.
-            current: the current CUDA stream, which is restored afterwards.
+            current: CUDA stream to make current again afterwards.
         """
         # Wait for the default stream, on which decoded frames are written and their memory is reused.
         decoded = any(isinstance(image.place, torch.Tensor) for _, image in images)
@@ -307,7 +307,7 @@ class CudaUploads:
         resize_all(self._table_there[slot], between, self.crops[slot])
 
     def _prepare(self) -> tuple[list[Callable[[], None]], list[torch.Tensor]]:
-        """Return one function per step slot that resizes the slot's images, to be captured as a CUDA graph."""
+        """Return the functions to capture as CUDA graphs. Each function resizes the images of one step slot."""
         self._resize(0, self._between[0])  # compiles the kernels; the table has no images yet
         return [partial(self._resize, slot, between) for slot, between in enumerate(self._between)], []
 
@@ -381,8 +381,8 @@ class TiledUploads:
 
     Args:
         device: destination of the upload.
-        stream: CUDA stream of uploads and splitting.
-        crops: shape of the crops of an image with the maximum number of tiles.
+        stream: CUDA stream that uploads and splits images.
+        crops: shape of a crop buffer for the maximum number of tiles.
         cut_into: function that splits an image into crops.
     """
 
@@ -431,10 +431,10 @@ class TiledUploads:
         self._helpers.shutdown()
 
     def _copy(self, place: _Place, pieces: list[Piece]) -> None:
-        """Copy and upload pieces of an image on the current CUDA stream. Idle helper threads upload some of the pieces.
+        """Upload an image in pieces on the current CUDA stream, with the help of idle threads.
 
         Raises:
-            BaseException: any error of a thread. It is raised after all threads have stopped.
+            BaseException: any error of a thread, after all threads have stopped.
         """
         left = iter(pieces)  # the threads share this iterator
         helping: list[Future[None]] = []
@@ -454,18 +454,19 @@ class TiledUploads:
         _copy_some(place, left)
 
     def _capture(self, kind: _TiledKind) -> list[torch.cuda.CUDAGraph]:
-        """Capture the CUDA graphs that split images of one size and format into crops, one graph per buffer.
+        """Capture one CUDA graph per buffer. The graphs split images of one size and format into crops.
 
-        Return an empty list if the capture fails, or if there are graphs for too many sizes and formats.
+        Returns:
+            The graphs, or an empty list if the capture fails or the cache is full.
         """
         with self._lock:
             name = f"the upload of {kind[1]} x {kind[0]} images"
             return self._graphs.capture(kind, name, partial(self._prepare, kind))
 
     def _prepare(self, kind: _TiledKind) -> tuple[list[Callable[[], object]], list[torch.Tensor]]:
-        """Return one function per buffer that splits an image into crops, and the tensors that the functions read.
+        """Return the functions to capture as CUDA graphs, one per buffer, and the tensors that the functions read.
 
-        The functions are captured as CUDA graphs; see `GraphsByKind.capture`. The first call allocates the buffers.
+        Each function splits an image into crops. The first call allocates the buffers.
         """
         if not self._places:
             with torch.inference_mode(False):  # helper threads, which are not in inference mode, write to the tensors

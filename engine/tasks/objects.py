@@ -112,7 +112,7 @@ class ObjectsOutput(OutputState):
 
     @property
     def visible(self) -> bool:
-        """Whether detections of the vision encoder can be the draft of this answer. Always True."""
+        """Whether speculative decoding can use detections of the vision encoder as the draft. Always True."""
         return True
 
     def fed(self, phase: Phase, sampled: Sampled) -> FedValue | None:
@@ -122,7 +122,7 @@ class ObjectsOutput(OutputState):
         return super().fed(phase, sampled)
 
     def values(self) -> list[FedValue]:
-        """Return the coordinates and sizes of all decoded objects, as decoder inputs in the order of generation."""
+        """Return the coordinates and sizes of all decoded objects, in the order in which the model generated them."""
         values: list[FedValue] = []
         for one in self.objects:
             values += [(Phase.Y, one.x, 0.0), (Phase.Y, one.y, 0.0)]
@@ -215,10 +215,9 @@ class Detect(ObjectsTask):
         return BoxesOutput(self.max_objects, self.conf, max_steps)
 
     def collect(self, answers: Answers, width: int, height: int, limits: ModelLimits) -> Sequence[ResultPart]:
-        """Return the boxes without duplicates.
+        """Return the boxes without duplicates. Boxes of the same object in several image windows are merged.
 
-        Boxes of the same object in several image windows are merged. If `limits.repeat_iou` is set, a box is also
-        dropped if its IoU with an earlier box of the same answer is above this limit.
+        `limits.repeat_iou` is the maximum IoU of two boxes in one answer, or None for no limit.
         """
         views = [(window, _objects(output, limits.repeat_iou)) for output, window in answers]
         found = views[0][1] if len(views) == 1 else fuse(views, width, height)[: self.max_objects]
@@ -243,7 +242,7 @@ class Point(ObjectsTask):
         object.__setattr__(self, "refs", require_refs(self.refs))
 
     def prompt(self, prompts: Prompts) -> list[int]:
-        """Return the token IDs of the prompt to detect all objects with the label as points."""
+        """Return the token IDs of the prompt to point at all objects with the label."""
         return prompts.objects(self.skill, self.label, self.refs)
 
     def values(self, prompts: Prompts) -> Mapping[int, tuple[float, ...]]:
@@ -262,15 +261,15 @@ class Point(ObjectsTask):
 @register_task
 @dataclass(slots=True, frozen=True)
 class Gaze(Task):
-    """Task that predicts the gaze target: the point in the image at which a person looks. Its label is 'gaze'.
+    """Task that predicts the gaze target: the point in the image at which a person looks.
 
-    The result is empty if the gaze target is not visible.
+    The result has the label 'gaze'. It is empty if the gaze target is not visible.
 
     Attributes:
         eye: position (x, y) of an eye of the person, normalized to 0 to 1.
         conf: minimum score of the point, from 0 to 1.
-        form: prompt format. 'words' is the gaze prompt of Moondream 2's reference implementation. 'reference' is the
-            prompt of the task `Point` with the label 'gaze' and the eye as reference point.
+        form: prompt format: 'words' for the gaze prompt of Moondream 2, or 'reference' for a `Point` prompt with the
+            eye as reference point.
 
     Raises:
         ValueError: if a value has a wrong type or is out of range.
@@ -446,7 +445,7 @@ def distinct(objects: Iterable[DecodedObject], limit: float) -> list[DecodedObje
 def _first_of(
     objects: Iterable[DecodedObject], same: Callable[[DecodedObject, DecodedObject], bool]
 ) -> list[DecodedObject]:
-    """Remove duplicates: drop each object that is the same as an earlier object, as decided by `same`."""
+    """Remove duplicates: drop each object for which `same(object, earlier object)` is True."""
     kept: list[DecodedObject] = []
     for found in objects:
         if not any(same(found, other) for other in kept):

@@ -47,15 +47,13 @@ _LAST_MARK = 20  # token IDs up to this one are special tokens, not text
 class Segment(Task):
     """Task that segments one object. The result is the contour of the object as an SVG path.
 
-    A streamed answer starts with the bounding box as JSON (`x_min`, `y_min`, `x_max`, `y_max`). The SVG path follows
-    piece by piece.
+    A streamed answer starts with the bounding box as JSON (`x_min`, `y_min`, `x_max`, `y_max`), followed by the path.
 
     Attributes:
         object: name or phrase that describes the object.
         refs: location of the object: points (x, y) and boxes (x1, y1, x2, y2), normalized to 0 to 1.
         max_tokens: maximum number of path tokens.
-        grammar: whether to sample only tokens that continue a valid path. If False, the first invalid token ends the
-            answer.
+        grammar: whether to sample only valid path tokens. If False, the first invalid token ends the answer.
         temperature, top_p, seed: sampling parameters; see `TextTask`.
         polygon: whether result records also contain the contour as polygons.
 
@@ -150,15 +148,11 @@ class PathWriter:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the path is incomplete: a minus sign, a command letter or an x coordinate needs another number."""
+        """Whether the path ends with a command letter, x coordinate or minus sign that needs another number."""
         return self._minus or self._waiting or self._number is not None
 
     def allowed(self, tokens: PathTokens) -> Sequence[int]:
-        """Return the IDs of the tokens that are allowed next, so that the SVG path stays valid.
-
-        A path starts with the command M and two numbers. Then any command (M, L, C with their numbers, or Z) or the end
-        token is allowed.
-        """
+        """Return the IDs of the tokens that can follow in a valid SVG path."""
         first, later, number, digits = tokens.sets
         if self._minus:
             return digits

@@ -106,11 +106,8 @@ class OutputState(ABC):
 
     @property
     def positions(self) -> int:
-        """Maximum number of KV cache positions that the answer needs after the prompt.
-
-        The last sampled value needs no position, because the model does not process it.
-        """
-        return max(0, self.steps - 1)
+        """Maximum number of KV cache positions that the answer needs, without the prompt."""
+        return max(0, self.steps - 1)  # the model does not process the last sampled value
 
     def next_phase(self) -> Phase | None:
         """Return the phase (kind of value to sample) of the next decoding step, or None if no more steps are needed."""
@@ -121,7 +118,7 @@ class OutputState(ABC):
         return phase
 
     def vocabulary(self) -> Iterable[int]:
-        """Return all token IDs in the constraints (`rule`) of this answer. The engine rejects unknown IDs."""
+        """Return all token IDs that the token rules of this answer use. The engine rejects unknown token IDs."""
         return ()
 
     def rule(self) -> TokenRule:
@@ -181,7 +178,7 @@ class OutputState(ABC):
         return (Phase.TOKEN if phase in TEXT_PHASES else Phase.Y), sampled[0], 0.0
 
     def values(self) -> list[FedValue]:
-        """Return all values of the answer so far, as decoder inputs. Called only if `draftable` is True."""
+        """Return the decoder inputs of the answer so far. Call this only if `draftable` is True."""
         return []
 
     def finish(self) -> None:  # noqa: B027 - most answers need no finish
@@ -194,8 +191,8 @@ class DraftMemory:
 
     Attributes:
         values: decoder inputs of the last answer.
-        pause: number of further answers that are decoded without a draft.
-        failures: number of consecutive answers whose draft saved too few decoding steps.
+        pause: number of answers to decode without a draft.
+        failures: number of consecutive drafts that saved too few decoding steps.
     """
 
     values: tuple[FedValue, ...] = ()
@@ -230,8 +227,8 @@ class DraftMemory:
 class Window:
     """Rectangular part of an image, in pixels: a tile, or a region chosen by the caller.
 
-    Each window is scaled to the model's full input size. Small objects therefore appear larger than in the whole image
-    (Akyon et al. 2022, arXiv:2202.06934). The model needs as much time for a window as for a whole image.
+    Each window is scaled to the model's input size, so that small objects appear larger. A window takes as much time
+    as a whole image.
 
     Raises:
         ValueError: if the window is empty or has negative coordinates.
@@ -259,9 +256,9 @@ Answers = Sequence[tuple[OutputState, Window]]
 
 
 def windows(width: int, height: int, tiles: int, chosen: Sequence[Window] = ()) -> list[Window]:
-    """Return the windows of an image: the whole image, `tiles` × `tiles` overlapping tiles, and the windows `chosen`.
+    """Return the windows of an image: the whole image, `tiles` × `tiles` overlapping tiles, and `chosen`.
 
-    If `tiles` is 1, there are no tiles. The windows `chosen` are clipped to the image.
+    If `tiles` is 1, there are no tiles. Chosen windows are clipped to the image.
     """
     found = [Window(0, 0, width, height)]
     if tiles > 1:

@@ -37,12 +37,12 @@ class TextTask(Task):
     """Base class of the tasks `Query` and `Caption`. It stores the parameters of text generation.
 
     Attributes:
-        temperature: softmax temperature. 0 samples greedily. 1 samples from the model's unscaled distribution.
+        temperature: softmax temperature. 0 selects greedy decoding. 1 leaves the model's distribution unchanged.
         top_p: nucleus sampling: sample only from the smallest set of most likely tokens with this total probability,
             above 0. 1 allows all tokens.
         stop: string or strings that end the text. The text is cut before the first match.
-        seed: seed of the random numbers. Equal requests with equal seeds get equal answers. None chooses a random seed
-            for each request.
+        seed: random seed. Equal requests with equal seeds get equal answers. None chooses a random seed for each
+            request.
 
     Raises:
         ValueError: if a value has a wrong type or is out of range.
@@ -202,10 +202,9 @@ class Query(TextTask):
             raise PromptError(str(error)) from None
 
     def _options(self, prompts: Prompts) -> dict[tuple[int, ...], str]:
-        """Return the token sequences of all allowed answers, and the choice that each token sequence spells.
+        """Return the choice for each token sequence that the model may answer.
 
-        The model can also start a choice with a space, or change the case of its first letter. If two choices then
-        share a token sequence, the choice with the exact spelling gets it.
+        A choice may start with a space, and its first letter may be upper or lower case.
         """
         options: dict[tuple[int, ...], str] = {}
         for spell in _SPELLINGS:
@@ -272,12 +271,10 @@ class Caption(TextTask):
 class Detokenizer:
     """Incremental detokenizer that ends the text before the first stop string.
 
-    If several stop strings end at the same character, the text is cut before the longest one.
-
     Args:
         decode: function that returns the text of token IDs.
         stop: strings that end the text.
-        on_text: callback that receives each new piece of text. Its concatenated pieces equal `text`.
+        on_text: callback that receives each new piece of text.
     """
 
     __slots__ = ("_decode", "_from", "_held", "_on_text", "_pieces", "_read", "_shown", "_stop", "_tokens")

@@ -130,15 +130,12 @@ class _TreeWalk(OutputState):
 class ChoiceOutput(_TreeWalk):
     """State machine of a query with choices. It computes the probability of each choice and selects one choice.
 
-    Each choice has one or more *options*: the token sequences of its spellings. The probability of an option is the
-    product of its token probabilities. If an option is a prefix of a longer option of another choice, the probability
-    of the longer option is subtracted. The probability of a choice is the sum over its options, normalized so that all
-    choices sum to 1.
+    Each choice has one or more *options*: the token sequences of its spellings. The probability of a choice is the sum
+    of the probabilities of its options, normalized so that all choices sum to 1. The probability of an option excludes
+    longer options of other choices that start with it.
 
     The options form a trie (prefix tree). Each decoding step processes one inner node in depth-first order, and returns
-    the log probabilities of its children. Each branch of the trie overwrites the KV cache of the previous branch; see
-    `OutputState.back`. If all options have one token, the query needs only the prefill. Otherwise `branches` can score
-    the branches in parallel, as separate sequences.
+    the log probabilities of its children. `branches` can score the branches in parallel, as separate sequences.
 
     Args:
         options: choice that each option spells, keyed by the option's token IDs. An option must not be empty.
@@ -214,7 +211,7 @@ class ChoiceOutput(_TreeWalk):
             self._on_finish(self.choice)
 
     def _longest_prefix(self, option: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the longest other option with which the token sequence of `option` starts, or None."""
+        """Return the longest other option that is a prefix of `option`, or None if there is none."""
         return next((option[:n] for n in range(len(option) - 1, 0, -1) if option[:n] in self._options), None)
 
 
@@ -274,10 +271,6 @@ def _drawn(probabilities: Mapping[str, float], sampling: Sampling) -> str:
 class ReasoningOutput(OutputState):
     """State machine that decodes reasoning (text with coordinates), a fixed token suffix, and the answer.
 
-    The engine may launch a step before it knows whether the reasoning has ended. All steps of the reasoning and the
-    suffix therefore have the phase REASONING, and `rule` decides later which tokens are allowed. The token that ends
-    the reasoning is also the first token of the suffix, so the next decoder input is always correct.
-
     Args:
         answer: state machine of the answer.
         tokens: special tokens for reasoning.
@@ -300,6 +293,7 @@ class ReasoningOutput(OutputState):
         "max_tokens",
         "tokens",
     )
+    # A step may launch before the end of the reasoning is known. All steps have this phase; `rule` restricts tokens.
     phases = (Phase.REASONING,)
 
     def __init__(
@@ -397,13 +391,9 @@ class ReasoningOutput(OutputState):
 
     @property
     def reasoning(self) -> Reasoning:
-        """Reasoning text and the points in the text.
-
-        Two consecutive coordinates are a point (x, y). A last coordinate without a partner is dropped. Each passage
-        that refers to points is decoded separately, as in Moondream's reference implementation.
-        """
+        """Reasoning text and the points in the text. Each point consists of two consecutive coordinates."""
         text, grounding = "", []
-        for ids, coordinates in self._chunks:
+        for ids, coordinates in self._chunks:  # decoded separately, as in Moondream's reference implementation
             piece = self._decode(ids)
             points = tuple(zip(coordinates[::2], coordinates[1::2], strict=False))
             if points:

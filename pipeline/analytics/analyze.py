@@ -31,9 +31,9 @@ class AnalyzeStage:
 
     Args:
         settings: analytics settings of the stream.
-        still_before: returns how long there was no motion before a frame, in seconds. Its argument is the index of the
-            frame. Lost tracks do not expire during this time.
-        track: whether to track objects even if the settings do not require it, because rules need tracks.
+        still_before: function that takes a frame index, and returns how long there was no motion before the frame, in
+            seconds. Lost tracks do not expire during this time.
+        track: whether to track objects even if the settings do not require it.
     """
 
     def __init__(
@@ -179,8 +179,8 @@ def _without(result: Result, masks: list[ZoneSettings]) -> Result:
 
 
 def _in_zones(box: Box, zones: tuple[str, ...]) -> Box:
-    """Copy a box, and set its zone names. A direct constructor call is faster than `dataclasses.replace`."""
-    place = box.x1, box.y1, box.x2, box.y2
+    """Return a copy of a box with other zone names."""
+    place = box.x1, box.y1, box.x2, box.y2  # the constructor is faster than `dataclasses.replace`
     return Box(box.label, box.score, *place, box.track_id, box.speed, zones, box.predicted)
 
 

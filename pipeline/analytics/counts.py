@@ -103,10 +103,8 @@ class CountLog:
     def take(self, last: Totals | None = None) -> list[Minute]:
         """Return the object counts of the minutes that ended since the last call, in the order in which they ended.
 
-        If the camera's clock is set back, a minute can start earlier than the minute before it.
-
         Args:
-            last: total counts at the end of the stream, which complete the current minute; otherwise None.
+            last: total counts at the end of the stream, to complete the current minute; otherwise None.
         """
         if last is not None and self._now is not None:
             self._end(self._now, last)

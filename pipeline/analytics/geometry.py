@@ -13,9 +13,7 @@ Rect = tuple[float, float, float, float]
 def contains(polygon: Sequence[Point], at: Point) -> bool:
     """Return whether a point is in a polygon, by the even-odd rule.
 
-    The corners can be in clockwise or anticlockwise order. A point on a left or upper side is inside, and a point on a
-    right or lower side is outside. A point on the common side of two adjacent polygons is therefore in only one of
-    them.
+    A point on the common side of two adjacent polygons is in only one of them.
     """
     x, y = at
     inside = False
@@ -46,7 +44,7 @@ def shared_area(a: Rect, b: Rect) -> float:
 def distance(start: Point, end: Point, at: Point) -> float:
     """Return the signed distance of a point from the straight line through `start` and `end`.
 
-    In an image whose y axis points down, the distance is positive on the right side when looking from `start` to `end`.
+    In image coordinates, the distance is positive on the right side of the line, as seen from `start` towards `end`.
     """
     dx, dy = end[0] - start[0], end[1] - start[1]
     return (dx * (at[1] - start[1]) - dy * (at[0] - start[0])) / math.hypot(dx, dy)
@@ -55,7 +53,7 @@ def distance(start: Point, end: Point, at: Point) -> float:
 def cross(a: Point, b: Point, c: Point, d: Point) -> bool:
     """Return whether the segment from `a` to `b` intersects the segment from `c` to `d`.
 
-    The caller must ensure that `a` and `b` lie on different sides of the line through `c` and `d`.
+    The points `a` and `b` must lie on different sides of the line through `c` and `d`.
     """
     from_a, from_b = distance(c, d, a), distance(c, d, b)
     if from_a == from_b:

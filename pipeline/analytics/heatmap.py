@@ -28,7 +28,7 @@ _MOST_S = 1.0  # longest time that one frame accounts for, even after dropped fr
 class Heat:
     """Accumulates how long objects were at each position of the frame since the start of the stream, in seconds.
 
-    One thread adds frames. Other threads can read concurrently, but their data may lack the newest frame.
+    Only one thread may add frames. Other threads can read concurrently.
     """
 
     def __init__(self) -> None:

@@ -46,8 +46,7 @@ def start(boxes: Floats) -> Floats:
 def predict(state: Floats, seconds: float) -> Floats:
     """Predict Kalman states for a time that is `seconds` later.
 
-    The process noise is white noise in acceleration and position. A single prediction over a gap therefore gives the
-    same result as a prediction for each frame of the gap.
+    One prediction over a gap gives the same result as several predictions for parts of the gap.
 
     Args:
         state: (5, 4, n) states.

@@ -62,7 +62,7 @@ class MotionMap:
 
     Args:
         rows: number of rows of the motion map. The number of columns follows from the aspect ratio of the frame.
-        read: reads the luma of a frame in GPU memory; None converts every frame on the CPU.
+        read: function that reads the luma of a frame in GPU memory. If None, frames are converted on the CPU.
     """
 
     def __init__(self, rows: int = _ROWS, read: LumaReader | None = None) -> None:
@@ -180,8 +180,7 @@ class MotionGate:
     def still_before(self, index: int) -> float:
         """Return how long there was no motion before an admitted frame, in seconds. Thread-safe.
 
-        Call this method once for each frame. The time before older admitted frames that have not been queried is
-        included.
+        Periods before older frames are included if they have not been returned yet.
 
         Args:
             index: index of the frame.

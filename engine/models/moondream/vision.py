@@ -129,7 +129,7 @@ class VisionTower(CropReader):
         return self.two_depths(crops, 0)[1]
 
     def two_depths(self, crops: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return features after the block with index `block`, and features after the last block, for normalized crops.
+        """Return the features after block `block` and after the last block, for normalized crops.
 
         Both have the shape (crops, grid², enc_dim).
         """
@@ -190,9 +190,8 @@ class VisionTower(CropReader):
 def select_tiling(height: int, width: int, window: int, max_crops: int) -> tuple[int, int]:
     """Return the number of tiles (rows, columns) for an image of `height` × `width` pixels.
 
-    A tile has `window` pixels per side. If one side of the image is not longer than a tile, there is only one tile.
-    Otherwise the number of tiles is as close to `max_crops` as the aspect ratio of the image allows. If the image needs
-    more than `max_crops` tiles, rows and columns are reduced in proportion.
+    A tile has `window` pixels per side. If the height or width is not larger, there is only one tile. `max_crops` is
+    the target number of tiles, which an image with an extreme aspect ratio may exceed.
     """
     if height <= window or width <= window:
         return 1, 1

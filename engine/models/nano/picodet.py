@@ -29,8 +29,8 @@ class ConvAct(nn.Conv2d):
         self.act = act
 
     def reset_parameters(self) -> None:
-        """Initialize the weights, except on the meta device, where initialization has no effect and takes 0.1 s."""
-        if not self.weight.is_meta:
+        """Initialize the weights, except on the meta device."""
+        if not self.weight.is_meta:  # there it has no effect and takes 0.1 s
             super().reset_parameters()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

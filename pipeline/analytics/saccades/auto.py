@@ -39,7 +39,7 @@ class AutoCount:
 
         Args:
             seconds: time of the frame, in seconds.
-            idle: pair of the current time and the total idle time of the engine, in seconds; None if unknown.
+            idle: (current time, total idle time of the engine) in seconds, or None if unknown.
         """
         if self._began is None or seconds < self._began:
             self._began, self._offered, self._done, self._idle = seconds, 0, 0, idle

@@ -192,7 +192,7 @@ def inside(box: Rect, window: Rect) -> bool:
 
 
 def _core(window: Rect) -> Rect:
-    """Return a window without the margin in which objects can be cut off by the window edge."""
+    """Return a window without its margin. Objects in the margin can be cut off by the window edge."""
     x, y = EDGE * (window[2] - window[0]), EDGE * (window[3] - window[1])
     return window[0] + x, window[1] + y, window[2] - x, window[3] - y
 

@@ -96,7 +96,7 @@ class Planner:
         width, height: size of the frames in pixels.
         columns, rows: size of the model's input in pixels.
         sweep_s: time in which zoom windows cover the whole frame once, in seconds.
-        thrifty: whether to use fewer windows, for example on stationary objects.
+        thrifty: whether to use fewer zoom windows, for example by leaving stationary objects to the sweep.
 
     Raises:
         ValueError: if a size or the time is not above 0.
@@ -146,7 +146,7 @@ class Planner:
         Args:
             seconds: time of the frame, in seconds.
             most: maximum number of windows.
-            changed: (rows, n) bool map of the pixels with motion; None for no motion.
+            changed: (rows, columns) bool map of the pixels with motion, or None without motion.
             moving: fraction of the frame that shows motion, from 0 to 1.
         """
         if not self.useful:
@@ -222,7 +222,7 @@ class Planner:
         return wishes
 
     def _wishes_of_objects(self, seconds: float) -> list[_WindowRequest]:
-        """Return one request for a zoom window per small object that needs a new detection."""
+        """Return the zoom window requests for small objects that need a new detection."""
         wishes = []
         for one in self._memory.known:
             waited = seconds - max(one.found_s, one.looked_s)
@@ -244,16 +244,13 @@ class Planner:
         return wishes
 
     def _sweeps(self, left: int, most: int, wishes: Sequence[_WindowRequest]) -> bool:
-        """Return whether the next zoom window of a frame is a sweep window.
+        """Return whether the next zoom window of a frame belongs to the sweep.
 
-        Sweep windows cover the frame one after another.
-
-        A sweep window that is due is the last window of a frame. During the first pass over the frame, all windows of
-        every third frame are sweep windows. If a frame can have only one window, a new object has priority.
+        The sweep covers the whole frame with zoom windows, one after another.
         """
         if self._sweep is None or not self._sweep.due(taken=True):
             return False
-        if most == 1:
+        if most == 1:  # a new object has priority
             return self._number % 3 == 1 and (wishes[0].reason == "track" or self._new_last)
         return left == 1 or (self._sweep.first_pass and self._number % 3 == 1)
 
@@ -268,8 +265,7 @@ class Planner:
     def _share(self, wishes: Sequence[_WindowRequest], seconds: float) -> tuple[Look, list[_WindowRequest]]:
         """Return a zoom window for the first request, and the requests that do not fit into this window.
 
-        The rest of the window covers the part of the frame that was processed longest ago. If the previous window did
-        not detect the object, the new window is shifted, so that the object has a different background.
+        The rest of the window covers the least recently processed part of the frame.
         """
         first = wishes[0]
         whole, scale, left = _enlarged(first.box, _MARGIN), self._scale(first.box), []
@@ -289,6 +285,7 @@ class Planner:
             rim = _RIM * width, _RIM * height
             shown = self._clipped((whole[0] - rim[0], whole[1] - rim[1], whole[2] + rim[0], whole[3] + rim[1]))
             if shown[2] - shown[0] <= width + 1 and shown[3] - shown[1] <= height + 1:
+                # After a miss, the window is shifted, so that the object has a different background.
                 window = self._sweep.place(shown, (width, height), seconds, first.misses)
         return self._look(window, first.reason), left
 
@@ -307,10 +304,7 @@ class Planner:
         return min(self._width, self._columns * scale), min(self._height, self._rows * scale)
 
     def _look(self, window: Rect, reason: Reason) -> Look:
-        """Return a zoom window that is shifted to lie inside the frame.
-
-        Its position and size are even numbers of pixels, because the chroma planes are subsampled.
-        """
+        """Shift a zoom window into the frame. Its position and size become even, because chroma is subsampled."""
         width, height = int(window[2] - window[0]) & ~1, int(window[3] - window[1]) & ~1
         x = int(min(max(0.0, window[0]), self._width - width)) & ~1
         y = int(min(max(0.0, window[1]), self._height - height)) & ~1

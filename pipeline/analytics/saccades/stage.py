@@ -68,14 +68,14 @@ class Looked:
 
 
 class SaccadeStage:
-    """Chooses the zoom windows of each frame, and predicts small objects outside the windows.
+    """Chooses the zoom windows of each frame, and predicts the positions of small objects outside the windows.
 
     Args:
         settings: settings of the zoom windows. The stage is inactive if `count` is 0.
         input_size: returns the size of the model's input for a frame, in pixels.
         live: whether the source is live. For a video file, a `count` of None means one zoom window per frame.
         motion: motion detector with `FINE_ROWS` rows. A motion gate can share it.
-        idle_s: returns the total idle time of the engine, in seconds; None if unknown.
+        idle_s: returns the total idle time of the engine, in seconds. None if unknown.
     """
 
     def __init__(
