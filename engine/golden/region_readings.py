@@ -37,12 +37,14 @@ class Reading:
 def compare_readings(
     loaded: LoadedModel, image: NDArray[np.uint8], label: str, wanted: Sequence[Box], conf: float = 0.5
 ) -> list[Reading]:
-    """Detect a label with each normalization of the hidden states. Return [] if the model supports only one.
+    """Detect objects once with each normalization of the hidden states, and compare the boxes with the ground truth.
+
+    Return one result per normalization, or [] if the model supports only one normalization.
 
     Args:
         loaded: the model. Its current normalization is restored afterwards.
         image: (height, width, 3) uint8 RGB.
-        label: label to detect.
+        label: label of the objects.
         wanted: ground-truth boxes, at least one.
         conf: minimum score of a box, from 0 to 1.
     """

@@ -271,10 +271,10 @@ class _AdaptedLinear(nn.Linear):
 
 
 class _AdaptedExperts(Experts):
-    """Mixture of experts with a LoRA adapter for each row.
+    """Mixture of experts with a LoRA adapter for each row of a batch.
 
-    The memory of the adapter slots is allocated when the first adapter for experts is copied. `slots` (rows,) contains
-    the adapter slot of each row of the next batch.
+    `slots` (rows,) contains the adapter slot of each row of the next batch. The memory of all slots is allocated when
+    the first adapter that changes expert weights is loaded.
     """
 
     def __init__(self, base: Experts, n_slots: int, rank: int, like: torch.Tensor) -> None:

@@ -148,7 +148,7 @@ class StepPart:
 
     @property
     def args(self) -> Mapping[str, object]:
-        """Trace labels: step number, step kind, number of rows, and number of draft values if there are any."""
+        """Labels of the span in a trace: step number, step kind, number of rows, and number of draft values, if any."""
         drafted = {"drafted": self.drafted} if self.drafted else {}
         return {"step": self.step, "kind": self.kind, "rows": self.sequences, **drafted}
 

@@ -1,9 +1,9 @@
-"""Tracks objects with the data association of BoT-SORT, without camera motion compensation and appearance features.
+"""Tracks objects with the data association of BoT-SORT, without camera motion compensation or appearance features.
 
-Each frame has three association steps:
-    1. high-score boxes with tracks
-    2. low-score boxes with the remaining visible tracks, as in ByteTrack
-    3. the remaining high-score boxes with new tracks, which have only one box
+In each frame, three steps associate boxes with tracks:
+    1. high-score boxes with confirmed tracks, including lost tracks
+    2. low-score boxes with the remaining tracks that are not lost, as in ByteTrack
+    3. the remaining high-score boxes with unconfirmed tracks, which have only one box
 """
 
 from __future__ import annotations

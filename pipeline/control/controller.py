@@ -371,7 +371,7 @@ class Controller:
             return [str(error)]
 
     def save(self) -> str:
-        """Save all changes since the last load or save to the configuration file. Return the name of the file.
+        """Write all unsaved changes to the configuration file. Return the name of the file.
 
         Raises:
             ConfigError: if the file cannot be written.

@@ -88,7 +88,7 @@ class Client:
 
 
 class Connection(ServerConnection):
-    """A WebSocket connection that also limits the number of connections, the request size and the unsent data.
+    """WebSocket connection of a server with limits for connections, request size and unsent data.
 
     Args:
         connections: set of all open connections, which the connection updates.

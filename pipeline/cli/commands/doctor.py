@@ -183,7 +183,9 @@ def agreement(device: str, dtype: str) -> str:
     found = compare_devices(device, dtype)
     detail = f"{found.compared - found.differing} of {found.compared} answers match those of the CPU"
     if dtype == "float32" and not found.ok:
-        raise RuntimeError(f"only {detail}; coordinates differ by up to {found.largest:.3f} of the image size")
+        raise RuntimeError(
+            f"only {detail}; coordinates differ from those of the CPU by up to {found.largest:.1%} of the image size"
+        )
     return detail
 
 
