@@ -190,15 +190,18 @@ class VisionTower(CropReader):
 def select_tiling(height: int, width: int, window: int, max_crops: int) -> tuple[int, int]:
     """Return the number of tiles (rows, columns) for an image of `height` × `width` pixels.
 
-    A tile has `window` pixels per side. If the height or width is not larger, there is only one tile. `max_crops` is
-    the target number of tiles, which an image with an extreme aspect ratio may exceed.
+    A tile has `window` pixels per side. If the height or width is not larger, there is only one tile. Otherwise the
+    number of tiles is as close to `max_crops` as the aspect ratio allows, and never larger.
     """
     if height <= window or width <= window:
         return 1, 1
     fewest_h, fewest_w = math.ceil(height / window), math.ceil(width / window)
     if fewest_h * fewest_w > max_crops:
         shrink = math.sqrt(max_crops / (fewest_h * fewest_w))
-        return max(1, math.floor(fewest_h * shrink)), max(1, math.floor(fewest_w * shrink))
+        rows, columns = max(1, math.floor(fewest_h * shrink)), max(1, math.floor(fewest_w * shrink))
+        # One side of a very long image shrinks to less than one tile. Moondream's reference implementation then makes
+        # more than `max_crops` tiles (13 × 1 for 11,000 × 500 pixels), for which the buffers on a GPU are too small.
+        return min(rows, max_crops), min(columns, max_crops)
     tiles_h = max(math.floor(math.sqrt(max_crops * height / width)), fewest_h)
     tiles_w = max(math.floor(math.sqrt(max_crops * width / height)), fewest_w)
     if tiles_h * tiles_w > max_crops:
