@@ -251,7 +251,7 @@ class ScriptedDetect(Detect):
     before: Boxes = ()
 
     def output(self, prompts: Prompts, max_steps: int, on_text: OnText | None) -> OutputState:
-        """Return the output state that produces the predefined boxes."""
+        """Return a state machine that generates the predefined boxes, without regard to the image."""
         return ScriptedOutput(self.boxes, self.before, max_steps)
 
 

@@ -513,7 +513,9 @@ class Engine:
         size = 0, 0
         if isinstance(image, EncodedImage):
             if tiles != 1 or windows:
-                raise ValueError("tiles and windows are not supported for an encoded image; submit the original image")
+                raise ValueError(
+                    "tiles and windows need the pixels; submit the image itself, not the result of `Engine.encode`"
+                )
             chosen, reads, size = image.adapter_for(self._loop, chosen), image.kept, (image.width, image.height)
         elif image is None:
             if lacking := next((task.asked for task in expanded if task.needs_image), None):

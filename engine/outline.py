@@ -213,7 +213,7 @@ def draw(mask: Mask, smallest: float = 0.0) -> tuple[str, tuple[float, float, fl
 
 
 def _area(corners: Polygon) -> float:
-    """Return the signed area of a closed polygon. Holes and islands have opposite signs."""
+    """Return the signed area of a closed polygon. Outer contours and holes have opposite signs."""
     x, y = corners.T
     return float(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2
 

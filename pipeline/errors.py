@@ -30,7 +30,10 @@ class StreamError(Exception):
 
 
 class AwayError(StreamError):
-    """Raised if no worker can run or reach a stream at the moment. A client can retry after a few seconds."""
+    """Raised if no worker is ready for a stream, or if the worker of a stream does not respond.
+
+    A client can retry after a few seconds.
+    """
 
 
 class RunFailed(Exception):  # noqa: N818 - names how far it got, not a kind of error

@@ -1,4 +1,4 @@
-"""IPv6 zones in URLs. A zone, such as %eth0, names the network interface of a link-local address."""
+"""IPv6 zone IDs in URLs. A zone ID, such as %eth0, names the network interface of a link-local address."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ZONE = re.compile(r"(\[[0-9A-Fa-f:.]+)%[^\]/@\s]*\]")
 
 
 def with_plain_zone(url: str) -> str:
-    """Convert the IPv6 zone in a URL from `%25eth0` (RFC 6874) to `%eth0`, as the system and FFmpeg expect."""
+    """Convert the IPv6 zone ID in a URL from `%25eth0` (RFC 6874) to `%eth0`, as the system and FFmpeg expect."""
     return _ESCAPED.sub(r"\1\2", url)
 
 

@@ -106,7 +106,7 @@ class FusedMlp(nn.Module):
 
 
 class FusedLinear(nn.Module):
-    """Replacement of an `nn.Linear` that computes with packed weights in oneDNN."""
+    """Drop-in replacement for `nn.Linear`. It computes with oneDNN and packed weights."""
 
     def __init__(self, plain: nn.Linear) -> None:
         super().__init__()

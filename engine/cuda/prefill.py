@@ -184,7 +184,7 @@ class PrefillOps:
         return None if first is whole else first, attended
 
     def add(self, layer: PackedLayer, attended: _Seen, normed: _Prefilled) -> None:
-        """Compute `before`, the output of the block: the attention projection plus the MLP or experts."""
+        """Compute the attention projection plus the MLP or experts of a block. Store the sum in `before`."""
         assert normed.wide is not None
         blocks, out, (first, seen) = self._blocks, layer.out, attended
         fp8 = blocks.fp8_rows

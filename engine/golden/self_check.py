@@ -40,7 +40,7 @@ class Agreement:
 
     @property
     def ok(self) -> bool:
-        """Whether the devices agree: the number of answers that differ is within the tolerance for float32."""
+        """Whether the devices agree: no more answers differ than are acceptable in float32."""
         return self.compared > 0 and self.differing <= _SHARE * self.compared
 
 

@@ -299,7 +299,7 @@ class CudaUploads:
         return addresses
 
     def _resize(self, slot: int, between: torch.Tensor) -> None:
-        """Resize the images of a step slot to crops. The slot's resize table contains their addresses."""
+        """Resize the images of a step slot to the size of a crop. The slot's resize table has the image addresses."""
         from saccade.engine.kernels.common import fetch
         from saccade.engine.kernels.resize import resize_all
 

@@ -124,7 +124,7 @@ class MotionMap:
 
 
 def _watched(shape: tuple[int, ...], masks: Sequence[Sequence[Point]]) -> NDArray[np.bool_]:
-    """Return a bool map (rows, n) of the pixels in which motion counts: False inside the mask polygons."""
+    """Return a boolean mask (rows, columns) that is False inside the mask polygons, where motion is ignored."""
     masked = np.zeros(shape, np.uint8)
     for polygon in masks:
         corners = np.array(polygon) * (shape[1], shape[0])

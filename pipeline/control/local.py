@@ -2,8 +2,8 @@
 
 All streams share one engine and the shared outputs. Each stream can also have its own outputs.
 
-`Local.follow` opens, changes, reopens or stops a stream until it matches a configuration. Only the controller starts
-and changes streams. Each worker process also has a `Local`.
+`Local.follow` makes a stream match its configuration: it opens, changes, reopens or stops the stream. The
+controller calls it. Each worker process also has a `Local`.
 """
 
 from __future__ import annotations

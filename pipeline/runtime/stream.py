@@ -247,8 +247,9 @@ def _recording(config: StreamConfig, source: Source) -> PacketRecorder | None:
     if not isinstance(source, LiveSource):
         shown = redact(config.source)
         raise ConfigError(
-            f"record: {shown} is not live, and only live sources can be recorded; to try it, play the file with --loop "
-            "in another Saccade, and record http://HOST:PORT/streams/NAME/live.mp4?overlay=off"
+            f"record: {shown} is not live, and only live sources can be recorded; to test recording, start a second "
+            "Saccade process that plays the file with --loop, and use its live video as the source here: "
+            "http://HOST:PORT/streams/NAME/live.mp4?overlay=off"
         )
     name = config.name or source.name
     try:

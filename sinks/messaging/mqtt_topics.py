@@ -21,7 +21,7 @@ class Topics:
 
     def __init__(self, prefix: str) -> None:
         if not prefix or re.search(r"[+#\x00]", prefix) or prefix.startswith("$"):
-            raise SinkError(f"invalid prefix of MQTT topics '{prefix}': remove +, # and a leading $")
+            raise SinkError(f"invalid MQTT topic prefix '{prefix}': remove +, # and a leading $")
         self._prefix = prefix
         self.available = f"{prefix}/{_AVAILABLE}"
         self.events = f"{prefix}/events"

@@ -1,4 +1,4 @@
-"""Access control of the WebSocket server: parses its address and accepts or rejects clients."""
+"""Access control of the WebSocket server: reads the access options in its URL, and accepts or rejects clients."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def set_live(context: VideoCodecContext) -> None:
 def decode_behind_the_model() -> None:
     """Lower the CPU priority of the calling thread and of the threads that it starts, so that inference runs first.
 
-    Only Linux has a priority per thread. On other systems, this function does nothing.
+    Only Linux has a nice value per thread. On other systems, this function does nothing.
     """
     if sys.platform == "linux":
         thread = threading.get_native_id()

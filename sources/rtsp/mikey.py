@@ -45,7 +45,7 @@ def crypto_of(message: bytes) -> str:
     reader = _Reader(message)
     version, _, kind, _, _, count, maps = struct.unpack(">BBBBIBB", reader.take(10))
     if version != 1 or maps != 0:
-        raise ValueError("the MIKEY message has an unknown version or session map")
+        raise ValueError("the MIKEY message has an unsupported version or CS ID map type")
     reader.take(9 * count)  # policy, SSRC and rollover counter of each crypto session
     policy: dict[int, int] = {}
     keys = b""

@@ -232,13 +232,14 @@ def load_refiner(path: Path, tower: VisionTower) -> MaskRefiner:
             raise ModelFilesError(f"{path}: tensor '{name}' is missing or does not have 4 dimensions")
         sizes[name] = tuple(head[name].shape)
     (dim, inputs, *_), (_, _, side, _), (fused, *_) = sizes.values()
-    if (inputs, side) != (tower.config.enc_dim, tower.config.grid) or dim % 32:
-        own = tower.config
+    own = tower.config
+    if (inputs, side) != (own.enc_dim, own.grid):
         raise ModelFilesError(
-            f"{path}: the refiner does not fit the model: it has {side} x {side} features of width {inputs}, "
-            f"the model has {own.grid} x {own.grid} features of width {own.enc_dim}; "
-            f"the refiner's token width {dim} must be a multiple of 32"
+            f"{path}: the refiner expects a {side} x {side} feature map with {inputs} channels, but the model has "
+            f"{own.grid} x {own.grid} with {own.enc_dim}"
         )
+    if dim % 32:
+        raise ModelFilesError(f"{path}: the refiner's token dimension must be a multiple of 32; got {dim}")
     with torch.device("meta"):
         made = MaskRefiner(inputs, dim, side, fused)
     made.load_state_dict(

@@ -222,7 +222,7 @@ def test_the_published_shape_loads_from_published_names(tmp_path: Path) -> None:
         (lambda head: head | {"image_pe": torch.zeros(3)}, "'image_pe' is missing or does not have 4 dimensions"),
         (
             lambda head: head | {"image_pe": torch.zeros(1, DIM, 5, 5)},
-            "has 5 x 5 features of width 16, .* has 4 x 4 features of width 16",
+            "expects a 5 x 5 feature map with 16 channels, but the model has 4 x 4 with 16",
         ),
         (lambda head: {k: v for k, v in head.items() if k != "iou_token"}, "'iou_token' is missing"),
         (
