@@ -360,7 +360,7 @@ def test_windows_find_what_is_too_small_in_the_whole_image() -> None:
             ((2000 + 213 * whole.x1) / 2560, (1000 + 120 * whole.y1) / 1440), abs=0.01
         )
         assert later.detections.boxes == closer
-        with engine.encode(large) as encoded, pytest.raises(ValueError, match="tiles and windows are not supported"):
+        with engine.encode(large) as encoded, pytest.raises(ValueError, match="tiles and windows need the pixels"):
             engine.submit(encoded, [Detect("person")], windows=where)
 
 
