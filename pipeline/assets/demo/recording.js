@@ -237,13 +237,12 @@ class Player {
     return (await (await ask(`${this.#path}/spans?${query}`)).json()).parts;
   }
 
-  #loading = false;
+  #loading = null;
 
   /** Load what comes next, as far as it is needed. */
   async #load() {
-    if (this.#loading) return;
-    this.#loading = true;
-    const round = this.#round;
+    if (this.#loading === this.#round) return;
+    const round = this.#loading = this.#round;
     try {
       while (this.#buffer && round === this.#round) {
         const last = this.#loaded.at(-1);
@@ -251,7 +250,9 @@ class Player {
         if (end - this.#video.currentTime > AHEAD_S) break;
         if (!this.#parts.length && last) {
           const known = last.begin + last.duration;
-          this.#parts = (await this.#list(known)).filter(({begin, duration}) => begin + duration > known + 0.05);
+          const listed = await this.#list(known);
+          if (round !== this.#round) break;
+          this.#parts = listed.filter(({begin, duration}) => begin + duration > known + 0.05);
         }
         const part = this.#parts.shift();
         if (!part || round !== this.#round) break;
@@ -259,10 +260,12 @@ class Player {
         const goesOn = last?.file === part.file;
         const at = goesOn ? last.at + part.start - last.start : end;
         await this.#append(part, at, !goesOn);
-        this.#loaded.push({...part, at});
+        if (round === this.#round) this.#loaded.push({...part, at});
       }
+    } catch (error) {
+      if (round === this.#round) throw error;  // otherwise `stop` has removed the buffer
     } finally {
-      this.#loading = false;
+      if (this.#loading === round) this.#loading = null;
     }
   }
 

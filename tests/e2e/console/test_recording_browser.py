@@ -56,6 +56,12 @@ def test_a_day_is_looked_through(tmp_path: Path) -> None:
                 pressed = "new KeyboardEvent('keydown', {key: 'ArrowLeft', bubbles: true})"
                 page.eval(f"document.activeElement.dispatchEvent({pressed})")
                 page.until(f"document.getElementById('recording-time').textContent != {shown!r}", LONG_S)
+                for number in range(20):  # to leave the recording stops what is being loaded
+                    page.eval(f"location.hash = '#/recording/door/{begin + 1 + number % 3:.2f}'")
+                    time.sleep(0.01 * number)
+                    page.eval("location.hash = '#/stream/door'")
+                page.eval(f"location.hash = '#/recording/door/{begin + 1:.2f}'")
+                page.until(f"{VIDEO}.currentTime > 0.2 && !{VIDEO}.paused", LONG_S)
                 # "Live" is the user's stream, never the sample clip.
                 page.eval("document.querySelector('[data-view=live]').click()")
                 page.until("location.hash === '#/stream/door'", LONG_S)
