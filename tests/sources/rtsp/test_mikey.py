@@ -40,7 +40,7 @@ def changed(at: int, value: int) -> bytes:
     [
         (b"", "truncated"),
         (MESSAGE[:-10], "truncated"),
-        (changed(0, 2), "unknown version"),
+        (changed(0, 2), "unsupported version"),
         (changed(MESSAGE.index(b"\0\0\0\x22"), 0), None),
         (changed(MESSAGE.index(b"\0\0\0\x22") + 1, 1), "encrypted"),
         (changed(MESSAGE.index(b"\0\x20\0\x1e") + 1, 0x00), "master key"),
