@@ -71,7 +71,7 @@ def test_a_record_source_is_the_address_of_a_camera(engine: Engine, other: str, 
 
 def test_a_file_is_not_recorded_and_the_message_says_what_is(engine: Engine, tmp_path: Path) -> None:
     values = {"source": str(DEMO_CLIP), "loop": True, "detect": "person", "record": str(tmp_path)}
-    with pytest.raises(ConfigError, match=r"^record: .+ is not live, .+ --loop .+/live\.mp4\?overlay=off$"):
+    with pytest.raises(ConfigError, match=r"^record: .+ is not live, .+ --loop, .+/live\.mp4\?overlay=off$"):
         open_stream(ListedStream.model_validate(values), engine)
 
 
