@@ -459,7 +459,8 @@ class TextStream(Iterator[str]):
         """Wait for the next piece of text and return it.
 
         Raises:
-            EngineError: if the answer failed (after all earlier pieces), or if the caller is the engine's thread.
+            EngineError: if the answer failed, after all earlier pieces were returned; or if the caller is the engine's
+                thread.
         """
         if not self._over and self._pieces.empty():
             self._future.require_other_thread()

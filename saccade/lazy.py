@@ -11,7 +11,7 @@ from typing import Any
 
 
 def lazy_attributes(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return a `__getattr__` function for a package that imports exported names on first use.
+    """Return a `__getattr__` function for a package, which imports the exported names of the package lazily.
 
     Args:
         package: the package's `__name__`.

@@ -100,7 +100,7 @@ def open_sink(
             f"{scheme.lower()}:// sinks are not supported ({redact_target(text)}); use {known}, whep:PORT or a file"
         )
     raise SinkError(
-        f"unknown output type: {redact_target(text)}; use a file name that ends in .mp4 or .jsonl, '-' or 'display'"
+        f"unknown output type: {redact_target(text)}; use '-', 'display', or a file name that ends in .mp4 or .jsonl"
     )
 
 

@@ -126,7 +126,7 @@ class SinkGuard:
             return SinkStatus(self._name, self._state, self._reason, self._lost, stats)
 
     def _lose(self, frame: Frame, taken: int = 0) -> None:
-        """Count the result of `frame` as lost, plus `taken` earlier results that the sink had accepted."""
+        """Count as lost the result of `frame`, and a number (`taken`) of earlier results that the sink had accepted."""
         self._lost += 1 + taken
         self._lost_of[frame.stream] += 1 + taken
         self._lost_since[frame.stream] = self._lost_since.get(frame.stream, 0) + frame.dropped_before + 1 + taken

@@ -51,7 +51,7 @@ def check_still(path: str | os.PathLike[str], width: int, height: int) -> None:
 
 
 def save_still(path: str | os.PathLike[str], image: NDArray[np.uint8]) -> None:
-    """Write an image to a file. An existing file is replaced once the new file is complete.
+    """Write an image to a file. An existing file is replaced atomically.
 
     Args:
         path: path of the file; its suffix selects the format.

@@ -123,10 +123,10 @@ class KeyFrame:
     """A keyframe of a video file. Decoding can start there.
 
     Attributes:
-        time: presentation timestamp without jumps, in units of the video's time base.
+        time: presentation timestamp with discontinuities removed, in units of the video's time base.
         pts: presentation timestamp in the file, in units of the video's time base.
         position: byte offset in the file; None if unknown.
-        shift: difference between `time` and `pts`, in seconds.
+        shift: `time` minus `pts`, converted to seconds.
     """
 
     time: int

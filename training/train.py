@@ -48,7 +48,7 @@ WARM = 0.03  # part of the schedule until the peak rate
 
 
 def build(config: MoondreamConfig, start: dict[str, torch.Tensor], words: torch.Tensor) -> tuple[Moondream, PicoDet]:
-    """Return a new model that starts from a COCO detector, and a frozen copy of the detector for distillation."""
+    """Return a model with a detector pretrained on COCO, and a frozen copy of the detector as distillation teacher."""
     assert config.classes is not None
     model = Moondream(config)
     tower = model.vision

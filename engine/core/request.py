@@ -366,7 +366,7 @@ class Step(Generic[ImageT]):
 
     @property
     def imaged(self) -> list[PrefillWindow[ImageT]]:
-        """Prefill windows of the step whose image must be encoded. The list is valid only until the step has ended."""
+        """Prefill windows of this step with an image to encode. The list is valid only until the step has ended."""
         return [window for window in self.windows if window.image is not None]
 
     @property

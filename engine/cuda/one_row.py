@@ -107,7 +107,7 @@ class OneRowOps:
         self._row, self.x, self._rows, self._pdl = row, x, rows, pdl
 
     def norm(self, layer: PackedLayer) -> torch.Tensor:
-        """Return the residual, because the kernel of `heads` computes the layer norm."""
+        """Return the residual stream without layer norm. The kernel of `heads` applies the norm."""
         return self.x
 
     def heads(self, layer: PackedLayer, normed: torch.Tensor, kv_only: bool) -> torch.Tensor:

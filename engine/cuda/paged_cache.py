@@ -23,7 +23,7 @@ LayerCache = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor
 class PagedLayer:
     """One layer of the paged KV cache, for the sequences of a page table.
 
-    `at` contains the page indices and the offsets in these pages, each (rows, length), of new keys and values.
+    `at` says where new keys and values are written: the page indices and the offsets in the pages, each (rows, length).
     """
 
     __slots__ = ("_at", "_dtype", "_layer", "_table")

@@ -149,7 +149,7 @@ def _unpacked(held: dict[str, StoredTensor], path: Path) -> dict[str, StoredTens
         fits = packed.shape[1:] == (_GROUP,) and count % rows == 0 and scale.shape == zero.shape
         if not fits or scale.shape != (count // _GROUP, 1):
             raise CheckpointError(
-                f"{path}: 4-bit tensor '{weight}' must have one scale and zero_point for each {_GROUP} weights"
+                f"{path}: 4-bit tensor '{weight}' must have one scale and one zero_point per group of {_GROUP} weights"
             )
         shape = (rows, count // rows)
         held[weight] = StoredTensor(shape, partial(_dequantized, packed, scale, zero, shape))

@@ -143,7 +143,7 @@ def _read_tuned(file: Path, text: TextDecoder) -> tuple[_Pairs, None]:
         if (a := pair.get("A")) is not None and a.ndim > 1
     }
     if len(ranks) > 1:
-        raise AdapterError(f"{file}: all matrices must have the same rank; found ranks {sorted(ranks)}")
+        raise AdapterError(f"{file}: all LoRA matrices must have the same rank; found ranks {sorted(ranks)}")
     return found, None
 
 

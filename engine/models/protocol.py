@@ -271,7 +271,7 @@ class TextDecoder(Protocol):
 
     @property
     def n_block_weights(self) -> int:
-        """Number of decoder block parameters that process one token. Inactive experts are not counted."""
+        """Number of active parameters of the decoder blocks per token, without the inactive experts."""
         ...
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:

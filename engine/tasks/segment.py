@@ -235,8 +235,8 @@ class SegmentOutput(OutputState):
     def next_phase(self) -> Phase | None:
         """Return the phase (kind of value to sample) of the next decoding step: box centre and size, then path tokens.
 
-        x has the phase Y instead of X_OR_EOS, because a segmentation answer cannot end before its box. Return None if
-        no more steps are needed.
+        The x coordinate also has the phase Y (a coordinate without EOS), because a segmentation answer cannot end
+        before its box. Return None if no more steps are needed.
         """
         number = self._launched
         phase = super().next_phase()

@@ -72,7 +72,7 @@ class AnalyzeStage:
             self._lines |= {name: old for name, old in old_lines.items() if settings.lines.get(name) == old.settings}
 
     def process(self, frame: Frame, result: Result) -> Result:
-        """Add track IDs, the zones of each object, and the counts of zones and lines to a result."""
+        """Add to a result the track IDs, the zones of each object, and the object counts of all zones and lines."""
         if self._masks:
             result = _without(result, self._masks)
         self.heat.add(frame, result)

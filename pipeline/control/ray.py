@@ -239,7 +239,7 @@ class RayWorkers:
             self._receiver.wait_end(name, _LAST_S)
 
     def fail(self, stream: ListedStream, error: Exception) -> None:
-        """List a stream as failed, because it could not be opened."""
+        """Record that a stream failed because it could not be opened."""
         with self._changed:
             self._streams[stream.name or ""] = PlacedStream(stream, error=reason_of(error))
 

@@ -50,7 +50,7 @@ class PartFile:
 
     @property
     def playable(self) -> bool:
-        """Whether players can play the file, because it contains a complete fragment."""
+        """Whether the file is playable: it contains at least one complete fragment."""
         return self._fragment_end > 0
 
     # ---- for FFmpeg

@@ -1,6 +1,7 @@
 """Base class of the video depacketizers, which assemble RTP packets into access units (encoded frames).
 
-An access unit ends at the packet with the marker bit. Its frame is available before the next access unit begins.
+An access unit ends at the packet with the marker bit. The depacketizer returns it at that packet, without waiting for
+the next access unit.
 """
 
 from __future__ import annotations

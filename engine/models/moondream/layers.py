@@ -103,7 +103,7 @@ class Experts(nn.Module):
         return torch.cat(sums)
 
     def _expert(self, x: torch.Tensor, which: int | slice, rows: torch.Tensor | slice) -> torch.Tensor:
-        """Apply the experts `which` (index or slice) to x (rows, width), with the LoRA adapters of `rows`."""
+        """Apply the experts `which` (index or slice) to x (n, width). `rows` selects the adapter of each row of x."""
         h, g = self._product(0, x, which, rows).chunk(2, dim=-1)
         return self._product(1, F.gelu(h, approximate=self.approximate) * (g + 1), which, rows)
 

@@ -85,7 +85,7 @@ class Probe:
 def examine(
     target: str, *, seconds: float, hwaccel: str, transport: str, tls: str = "verify", out: str | None
 ) -> Probe:
-    """Measure the properties of a video source.
+    """Measure the properties of a video source. If `out` is a file name, also write a frame to this image file.
 
     A live source is read for `seconds` from its first frame. For a file, the first 100 frames are read.
 
