@@ -143,7 +143,7 @@ def test_a_page_without_webrtc_shows_the_same_over_http(page: Tab, demo: Demo, w
         )
         press(page, "[name=view][value=here]")
         page.do("Page.navigate", url="about:blank")
-        until(lambda: demo.whep.n_open == 0)
+        until(lambda: demo.whep.n_open == 0, seconds=25)
     finally:
         page.do("Page.removeScriptToEvaluateOnNewDocument", identifier=script["identifier"])
 
