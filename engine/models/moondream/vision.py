@@ -200,7 +200,7 @@ def select_tiling(height: int, width: int, window: int, max_crops: int) -> tuple
         shrink = math.sqrt(max_crops / (fewest_h * fewest_w))
         rows, columns = max(1, math.floor(fewest_h * shrink)), max(1, math.floor(fewest_w * shrink))
         # One side of a very long image shrinks to less than one tile. Moondream's reference implementation then makes
-        # more than `max_crops` tiles (13 × 1 for 11,000 × 500 pixels), for which the buffers on a GPU are too small.
+        # more than `max_crops` tiles (15 × 1 for 11,000 × 500 pixels), for which the buffers on a GPU are too small.
         return min(rows, max_crops), min(columns, max_crops)
     tiles_h = max(math.floor(math.sqrt(max_crops * height / width)), fewest_h)
     tiles_w = max(math.floor(math.sqrt(max_crops * width / height)), fewest_w)

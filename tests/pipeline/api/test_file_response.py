@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -42,11 +43,8 @@ def url(path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
         change(path)
         await response(scope, receive, send)
 
-    server = AppServer(app, "127.0.0.1", 0, "test")
-    try:
+    with closing(AppServer(app, "127.0.0.1", 0, "test")) as server:
         yield server.url
-    finally:
-        server.close()
 
 
 @pytest.mark.parametrize(
@@ -83,10 +81,7 @@ def test_the_file_is_closed_with_the_response(path: Path) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await OpenFileResponse(file, "video/mp4", "no-cache")(scope, receive, send)
 
-    server = AppServer(app, "127.0.0.1", 0, "test")
-    try:
+    with closing(AppServer(app, "127.0.0.1", 0, "test")) as server:
         with urllib.request.urlopen(server.url, timeout=20) as answer:
             assert answer.read() == BEFORE
-    finally:
-        server.close()
     assert file.closed
