@@ -81,7 +81,9 @@ def test_the_file_is_closed_with_the_response(path: Path) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await OpenFileResponse(file, "video/mp4", "no-cache")(scope, receive, send)
 
-    with closing(AppServer(app, "127.0.0.1", 0, "test")) as server:
-        with urllib.request.urlopen(server.url, timeout=20) as answer:
-            assert answer.read() == BEFORE
+    with (
+        closing(AppServer(app, "127.0.0.1", 0, "test")) as server,
+        urllib.request.urlopen(server.url, timeout=20) as answer,
+    ):
+        assert answer.read() == BEFORE
     assert file.closed
