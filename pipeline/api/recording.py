@@ -125,12 +125,9 @@ async def playlist(name: str, asked: Asked, here: InThisProcess) -> Response:
 async def recorded_file(name: str, file: str, here: InThisProcess) -> Response:
     """Return a recorded video file. Range requests are supported."""
     try:
-        path = await asyncio.to_thread(_archive(here, name).file, file)
-        opened = await asyncio.to_thread(path.open, "rb")
+        opened = await asyncio.to_thread(_archive(here, name).open_file, file)
     except ArchiveError as error:
         raise HttpError(404, str(error)) from None
-    except FileNotFoundError:
-        raise HttpError(404, f"the recording has no file '{file[:80]}'") from None
     return OpenFileResponse(opened, "video/mp4", "private, no-cache")
 
 

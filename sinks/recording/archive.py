@@ -10,10 +10,12 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
+from typing import BinaryIO
 
 import av
 import av.error
@@ -163,16 +165,19 @@ class Archive:
         overlapping = (one.within(since, until) for one in found if one.ended > since)
         return sorted((one for one in overlapping if one.fragments), key=lambda one: one.number)
 
-    def file(self, name: str) -> Path:
-        """Return the path of a recorded file by its name relative to `root`.
+    def open_file(self, name: str) -> BinaryIO:
+        """Open a recorded file for reading, by its name relative to `root`.
 
         Raises:
             ArchiveError: if there is no such file.
         """
+        path = self.root / name
         with self._lock:
             self._read_heads()
-            if (path := self.root / name) in self._known:
-                return path
+            known = path in self._known
+        with suppress(FileNotFoundError):  # retention may delete it meanwhile
+            if known:
+                return path.open("rb")
         raise ArchiveError(f"the recording has no file '{name[:80]}'", missing=True)
 
     def spans(self, since: float, until: float) -> list[Span]:

@@ -313,16 +313,18 @@ def test_a_playlist_lists_ranges_that_are_whole_videos(tmp_path: Path) -> None:
     for number, line in enumerate(lines):
         if line.startswith("#EXT-X-MAP"):
             name, place_of = line.split('"')[1], line.split('"')[3]
-            head = archive.file(name.removeprefix("files/")).read_bytes()[: int(place_of.partition("@")[0])]
+            with archive.open_file(name.removeprefix("files/")) as file:
+                head = file.read()[: int(place_of.partition("@")[0])]
         if line.startswith("#EXT-X-BYTERANGE"):
             size, at = map(int, line.partition(":")[2].split("@"))
-            data = archive.file(lines[number + 1].removeprefix("files/")).read_bytes()[at : at + size]
+            with archive.open_file(lines[number + 1].removeprefix("files/")) as file:
+                data = file.read()[at : at + size]
             path = tmp_path / "segment.mp4"
             path.write_bytes(head + data)
             seen += [value for _, value in shown(path)]
     assert seen == list(range(120))
     with pytest.raises(ArchiveError, match="the recording has no file"):
-        archive.file("../../etc/passwd")
+        archive.open_file("../../etc/passwd")
     with pytest.raises(ArchiveError, match="nothing was recorded"):
         archive.playlist(0, 1, str, ended=True)
 
